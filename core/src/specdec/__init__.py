@@ -1,0 +1,63 @@
+"""specdec: speculative decoding for MLX, with drafters as plugins.
+
+``import specdec`` does not import MLX; what touches it is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec.drafters import LoadedDrafter, bind_target, load_drafter
+    from specdec.generation import GenerationResponse, generate, stream_generate
+    from specdec.sampling import SamplingOptions
+    from specdec.verify import Emission, GenerationStats, Request, Round, Row, VerifyGroup
+
+__all__ = [
+    "Emission",
+    "GenerationResponse",
+    "GenerationStats",
+    "LoadedDrafter",
+    "Request",
+    "Round",
+    "Row",
+    "SamplingOptions",
+    "VerifyGroup",
+    "__version__",
+    "bind_target",
+    "generate",
+    "load_drafter",
+    "stream_generate",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Emission": "specdec.verify",
+    "GenerationResponse": "specdec.generation",
+    "GenerationStats": "specdec.verify",
+    "LoadedDrafter": "specdec.drafters",
+    "Request": "specdec.verify",
+    "Round": "specdec.verify",
+    "Row": "specdec.verify",
+    "SamplingOptions": "specdec.sampling",
+    "VerifyGroup": "specdec.verify",
+    "bind_target": "specdec.drafters",
+    "generate": "specdec.generation",
+    "load_drafter": "specdec.drafters",
+    "stream_generate": "specdec.generation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'specdec' has no attribute '{name}'")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,84 @@
+"""What drafters and the core promise each other: protocols and frozen values.
+
+Nothing in this package imports MLX at run time. ``docs/contract.md`` says in prose when each verb
+may be called; the docstrings here say it per method.
+"""
+
+from specdec.contract.changes import PendingChange, Swap, append, check_keep, commit_all
+from specdec.contract.checkpoint import Attachment, RowCheckpoint
+from specdec.contract.provider import (
+    DeclaresTaps,
+    DeclaresVocabulary,
+    DraftProvider,
+    GroupedDraftProvider,
+    validate_provider,
+)
+from specdec.contract.rows import (
+    ContextKind,
+    DeviceProposal,
+    DraftPrefillGroup,
+    DraftRowGroup,
+    DraftRows,
+    PrefillMode,
+    Proposal,
+    SupportsConsume,
+    SupportsDeviceDraft,
+    SupportsPreview,
+)
+from specdec.contract.sampling import (
+    Greedy,
+    Listed,
+    RowConstraints,
+    RowSampling,
+    Sampled,
+    Selection,
+    VocabularySubset,
+)
+from specdec.contract.target import (
+    AssistantDonors,
+    AssistantRows,
+    HiddenTaps,
+    RecurrentMtp,
+    ResidualBasis,
+    TargetView,
+    require_port,
+)
+
+__all__ = [
+    "AssistantDonors",
+    "AssistantRows",
+    "Attachment",
+    "ContextKind",
+    "DeclaresTaps",
+    "DeclaresVocabulary",
+    "DeviceProposal",
+    "DraftPrefillGroup",
+    "DraftProvider",
+    "DraftRowGroup",
+    "DraftRows",
+    "Greedy",
+    "GroupedDraftProvider",
+    "HiddenTaps",
+    "Listed",
+    "PendingChange",
+    "PrefillMode",
+    "Proposal",
+    "RecurrentMtp",
+    "ResidualBasis",
+    "RowCheckpoint",
+    "RowConstraints",
+    "RowSampling",
+    "Sampled",
+    "Selection",
+    "SupportsConsume",
+    "SupportsDeviceDraft",
+    "SupportsPreview",
+    "Swap",
+    "TargetView",
+    "VocabularySubset",
+    "append",
+    "check_keep",
+    "commit_all",
+    "require_port",
+    "validate_provider",
+]

@@ -1,0 +1,103 @@
+"""How rows choose tokens: their draws, the selection a draft group binds, and constraints."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from attrs import field, frozen
+
+from specdec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import mlx.core as mx
+    from attrs import Attribute
+
+__all__ = [
+    "Greedy",
+    "Listed",
+    "RowConstraints",
+    "RowSampling",
+    "Sampled",
+    "Selection",
+    "VocabularySubset",
+]
+
+
+class VocabularySubset(Protocol):
+    """Part of the target's vocabulary that a drafter scores alone."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ascending full-vocabulary ids, N of them."""
+
+    def project(self, hidden: mx.array) -> mx.array:
+        """Logits ``[..., N]`` of the listed ids for hidden states ``[..., H]``."""
+
+
+@frozen
+class Sampled:
+    """Each row's own draw over the whole head: call ``RowSampling.sample``."""
+
+
+@frozen
+class Greedy:
+    """Every row drafts by argmax. A fused argmax over raw logits may be used for drafts."""
+
+
+def _ascending(
+    _instance: object, _attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]
+) -> None:
+    if not value or any(b <= a for a, b in pairwise(value)) or value[0] < 0:
+        raise OptionError("a listed draft vocabulary needs ascending, unique ids of 0 or more")
+
+
+@frozen(eq=False)
+class Listed:
+    """Rows draft over a listed part of the vocabulary.
+
+    Bound only for requests whose draw is the same on the subset as on the whole vocabulary.
+
+    Attributes:
+        ids: ascending full-vocabulary ids, N of them.
+        sample: ``(logits [B, N], steps [B]) -> full-vocabulary ids [B]``, on the device.
+    """
+
+    ids: tuple[int, ...] = field(converter=tuple, validator=_ascending)
+    sample: Callable[[mx.array, Sequence[int]], mx.array]
+
+
+Selection: TypeAlias = Sampled | Greedy | Listed
+
+
+class RowSampling(Protocol):
+    """The draws of a group's rows, as drafters see them.
+
+    A draw depends on the row's ``(seed, step)`` and the scores, and on nothing else: not on the
+    batch, the row's place, the width, or what was drafted. A drafter that samples uses the same
+    noise as the target's draw at that position, so its drafts are accepted far more often.
+    """
+
+    @property
+    def selection(self) -> Selection:
+        """How every row of the group selects, resolved once when the group binds its rows."""
+
+    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        """Draw each row's next token, on the device.
+
+        Args:
+            logprobs: ``[B, V]`` log-probabilities at temperature 1, before filters.
+            steps: B ints, samples drawn so far per row at the drafted position.
+
+        Returns:
+            ``[B]`` ids.
+        """
+
+
+class RowConstraints(Protocol):
+    """Continuations that a request's constraints already force; known without a model."""
+
+    def propose(self, row: int, max_tokens: int) -> Sequence[int]:
+        """Up to ``max_tokens`` forced ids for a row; changes no state. May be empty."""

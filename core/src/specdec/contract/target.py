@@ -1,0 +1,162 @@
+"""What a drafter may read of its target: read-only ports, each of which may be missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import frozen
+
+from specdec.errors import TargetLacksError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import mlx.core as mx
+
+__all__ = [
+    "AssistantDonors",
+    "AssistantRows",
+    "HiddenTaps",
+    "RecurrentMtp",
+    "ResidualBasis",
+    "TargetView",
+    "require_port",
+]
+
+
+class HiddenTaps(Protocol):
+    """The target's hidden layers, its embedding and its head."""
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers.
+
+        Tap ``i`` below it is the residual stream after layer ``i``; tap ``layer_count`` is the
+        hidden after the final norm.
+        """
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of one tapped layer, H."""
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target's own input is."""
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The target's head over ``[B, L, H]`` after the final norm: ``[B, L, V]``."""
+
+
+class RecurrentMtp(Protocol):
+    """What a multi-token-prediction head shares with its target."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of the final hidden, H."""
+
+    @property
+    def layer_count(self) -> int:
+        """Number of the target's layers."""
+
+    @property
+    def vocabulary_head(self) -> Any | None:
+        """The quantized module behind the head, if the head is quantized; else ``None``."""
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target's own input is."""
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The target's head over ``[B, L, H]`` after the final norm: ``[B, L, V]``."""
+
+
+@frozen(eq=False)
+class AssistantDonors:
+    """One snapshot of the target's last sliding and last full attention K/V, for a whole round.
+
+    Attributes:
+        sliding: keys and values ``[B, heads, L, D]`` in temporal order, or ``None``.
+        full: keys and values ``[B, heads, L, D]`` in temporal order.
+        positions: B ints, the tokens each row's target has read.
+    """
+
+    sliding: tuple[mx.array, mx.array] | None
+    full: tuple[mx.array, mx.array]
+    positions: tuple[int, ...]
+
+
+class AssistantRows(Protocol):
+    """What a K/V-borrowing drafter reads of the target."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of the final hidden, H."""
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target scales them."""
+
+    def read_donors(self) -> AssistantDonors:
+        """The donors' state between rounds; read again after every commit."""
+
+
+@frozen(eq=False)
+class ResidualBasis:
+    """The rotation that is folded into a target's residual stream.
+
+    Attributes:
+        rotation: ``[H, H]``; a stored hidden ``h`` is ``h_original @ rotation``.
+        scale: ``[H]`` of the final norm that was folded into the head, or ``None``.
+    """
+
+    rotation: mx.array
+    scale: mx.array | None = None
+
+
+class TargetView(Protocol):
+    """Read-only ports over the bound target and its live caches; lives with the target."""
+
+    @property
+    def identity(self) -> object:
+        """Opaque: a provider that borrows weights of one exact target compares it by ``is``."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below it are valid input of the target, V."""
+
+    @property
+    def hidden_taps(self) -> HiddenTaps | None:
+        """Tapped layers, embedding and head."""
+
+    @property
+    def recurrent_mtp(self) -> RecurrentMtp | None:
+        """Embedding and head for a head that continues the final hidden."""
+
+    @property
+    def assistant_rows(self) -> AssistantRows | None:
+        """K/V donors."""
+
+    @property
+    def residual_basis(self) -> ResidualBasis | None:
+        """The rotation of the residual stream, if any."""
+
+    @property
+    def draft_projections(self) -> Mapping[str, Callable[..., mx.array]] | None:
+        """Operations the target offers for a drafter's own projections, by name."""
+
+    def can_tap(self, layers: Sequence[int]) -> bool:
+        """Whether a forward of this target can capture exactly these layers."""
+
+
+def require_port(target: TargetView, port: str, needed_by: str = "this drafter") -> Any:
+    """The named port of a target.
+
+    Args:
+        target: the bound target.
+        port: attribute name of the port, such as ``"hidden_taps"``.
+        needed_by: who asks, for the message.
+
+    Raises:
+        TargetLacksError: the target does not have it. Call this before allocating anything.
+    """
+    found = getattr(target, port, None)
+    if found is None:
+        raise TargetLacksError(port, needed_by)
+    return found

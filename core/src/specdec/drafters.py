@@ -1,0 +1,174 @@
+"""Loading a drafter for a model: by kind, by folder, or by the name of a bundled one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from specdec.contract import Greedy, validate_provider
+from specdec.errors import ArtifactError, OptionError
+from specdec.plugins import Artifact, LoadRequest, default_registry
+from specdec.plugins.models import find_model
+from specdec.targets import MlxLmTarget
+from specdec.verify.lane import DraftLane
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from types import TracebackType
+
+    import mlx.core as mx
+
+    from specdec.contract import DraftProvider, Selection
+    from specdec.plugins import LoadedDraft
+    from specdec.targets import Target
+
+__all__ = ["LoadedDrafter", "bind_target", "load_drafter"]
+
+
+def bind_target(model: Any, tokenizer: Any = None) -> Target:
+    """Bind a model: through a plugin that knows it, else as an mlx-lm model.
+
+    Raises:
+        UnsupportedModelError: the model cannot be driven from outside.
+    """
+    view = default_registry().bind_target(model, tokenizer)
+    return MlxLmTarget(model) if view is None else cast("Target", view)
+
+
+class LoadedDrafter:
+    """A drafter that was loaded for one model, and fits it.
+
+    Attributes:
+        kind: its kind.
+        provider: the drafter.
+        target: the bound model.
+        num_draft_tokens: the most drafts a round, unless a request asks for another number.
+        max_draft_tokens: what no request may exceed, or ``None``.
+    """
+
+    def __init__(self, kind: str, loaded: LoadedDraft, target: Target) -> None:
+        self.kind = kind
+        self.provider: DraftProvider = loaded.provider
+        self.target = target
+        self.num_draft_tokens = loaded.num_draft_tokens
+        self.max_draft_tokens = loaded.max_draft_tokens
+
+    def width(self, asked: int | None) -> int:
+        """Drafts a round for a request that asked for a number, or for none."""
+        wanted = self.num_draft_tokens if asked is None else asked
+        limit = self.max_draft_tokens
+        return wanted if limit is None else min(wanted, limit)
+
+    def close(self) -> None:
+        """Release the drafter's weights."""
+        self.provider.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load_drafter(
+    drafter: str | os.PathLike[str],
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    kind: str | None = None,
+    num_draft_tokens: int | None = None,
+    **options: Any,
+) -> LoadedDrafter:
+    """Load a drafter for a model, and open the pairing once, so that what does not fit fails here.
+
+    Args:
+        drafter: the kind of a drafter without files (``"ngram"``), a drafter's folder, or the
+            name of a bundled one.
+        model: what ``mlx_lm.load`` returned first.
+        tokenizer: what it returned second.
+        kind: the kind to load a folder as; detected where it is not given.
+        num_draft_tokens: the most drafts a round; the kind's own number where it is not given.
+        options: settings of the kind, such as ``max_ngram``.
+
+    Raises:
+        UnknownKindError: no installed plugin has the kind; lists those that are.
+        UnrecognizedArtifactError: no plugin knows the folder.
+        AmbiguousArtifactError: several claim it.
+        ArtifactError: there is nothing at the path.
+        TargetLacksError: the model lacks what the drafter reads of it.
+        OptionError: a number or an option that makes no sense.
+    """
+    if num_draft_tokens is not None and num_draft_tokens < 1:
+        raise OptionError(f"num_draft_tokens is {num_draft_tokens}; give 1 or more")
+    registry = default_registry()
+    path = _artifact(drafter, registry.kinds if kind is None else ())
+    if path is None:
+        chosen = registry.select(kind=os.fspath(drafter))
+        if chosen.artifact:
+            raise ArtifactError(
+                f"drafter {chosen.name} needs a folder; give its path instead of its kind"
+            )
+    else:
+        chosen = registry.select(artifact=Artifact(path), kind=kind)
+    target = bind_target(model, tokenizer)
+    request = LoadRequest(
+        kind=chosen.name,
+        path=path,
+        target=target,
+        tokenizer=tokenizer,
+        num_draft_tokens=num_draft_tokens,
+        options=options,
+    )
+    loaded = chosen.load(request)
+    validate_provider(loaded.provider, str(registry.owner(chosen.name)))
+    try:
+        _open_once(loaded.provider, chosen.name, target)
+    except BaseException:
+        loaded.provider.close()
+        raise
+    return LoadedDrafter(chosen.name, loaded, target)
+
+
+def _artifact(drafter: str | os.PathLike[str], kinds: Collection[str]) -> Path | None:
+    """The folder that is meant, or ``None`` where a kind's name is."""
+    name = os.fspath(drafter)
+    if isinstance(drafter, str) and drafter in kinds:
+        return None
+    path = Path(name)
+    if path.exists():
+        return path
+    bundled = find_model(name)
+    if bundled is not None:
+        return bundled
+    if isinstance(drafter, str) and os.sep not in name and not name.startswith("."):
+        return None
+    raise ArtifactError(f"drafter {name} does not exist; give a drafter's folder or a kind")
+
+
+def _open_once(provider: DraftProvider, name: str, target: Target) -> None:
+    """Open a prefill and a decode group of one cold row, and close them again."""
+    DraftLane(provider, name, target)
+    prefill = provider.grouped.open_prefill(target=target, checkpoints=[None])
+    try:
+        checkpoint = prefill.capture(0)
+    finally:
+        prefill.close()
+    rows = provider.grouped.open(target=target, sampling=_Probe(), checkpoints=[checkpoint])
+    rows.close()
+
+
+class _Probe:
+    """Sampling of a group that is opened but never drafts."""
+
+    @property
+    def selection(self) -> Selection:
+        return Greedy()
+
+    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        raise NotImplementedError("a group that is opened on trial drafts nothing")

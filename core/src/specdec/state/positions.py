@@ -1,0 +1,156 @@
+"""Where each row stands: one set of lengths that every layer of a target shares.
+
+Rows are left-aligned: row ``b`` holds positions ``0 .. length[b] - 1``, and the open window of
+width W is written at ``length[b] .. length[b] + W - 1``. Rolling back means not moving a length
+on, so it costs nothing that grows with the context. While all rows have one length, offsets are
+plain ints and the mask is MLX's own ``"causal"``; else offsets are an array and the mask is made
+once per window for all layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import mlx.core as mx
+
+from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Mask", "RowPositions"]
+
+Mask = mx.array | Literal["causal"] | None
+
+
+class RowPositions:
+    """Lengths of B rows, and the window that is open on them.
+
+    Attributes:
+        width: positions of the open window; 0 between rounds.
+    """
+
+    __slots__ = ("_end", "_index", "_lengths", "_masks", "_start", "width")
+
+    def __init__(self, lengths: Sequence[int] = ()) -> None:
+        self.width = 0
+        self._set(list(lengths))
+
+    def _set(self, lengths: list[int]) -> None:
+        self._lengths = lengths
+        self._start: int | mx.array | None = None
+        self._end: int | mx.array | None = None
+        self._index: mx.array | None = None
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Committed positions per row, B ints."""
+        return tuple(self._lengths)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows have the same length."""
+        lengths = self._lengths
+        return len(lengths) < 2 or lengths.count(lengths[0]) == len(lengths)
+
+    @property
+    def limit(self) -> int:
+        """One past the last position that the open window writes, over all rows."""
+        return max(self._lengths, default=0) + self.width
+
+    @property
+    def start(self) -> int | mx.array:
+        """Offset of the open window: an int, or ``[B]`` int32 where rows differ."""
+        if self._start is None:
+            lengths = self._lengths
+            if self.uniform:
+                self._start = lengths[0] if lengths else 0
+            else:
+                self._start = mx.array(lengths, mx.int32)
+        return self._start
+
+    @property
+    def end(self) -> int | mx.array:
+        """Offset after the open window, of the same type as ``start``."""
+        if self._end is None:
+            self._end = self.start + self.width
+        return self._end
+
+    def begin(self, width: int) -> None:
+        """Open a window of ``width`` positions.
+
+        Raises:
+            RoundOpenError: one is open.
+        """
+        if self.width:
+            raise RoundOpenError("begin_round")
+        self.width = width
+
+    def finish(self, kept: Sequence[int] | None) -> None:
+        """Close the window; row b keeps its first ``kept[b]`` positions, or all of them.
+
+        Raises:
+            NoOpenRoundError: no window is open.
+            RollbackError: a count outside ``0 .. width``; nothing changed.
+        """
+        width = self.width
+        if not width:
+            raise NoOpenRoundError("rollback")
+        if kept is None:
+            lengths = [length + width for length in self._lengths]
+        else:
+            if len(kept) != len(self._lengths) or any(not 0 <= k <= width for k in kept):
+                raise RollbackError(
+                    f"a round of {width} positions over {len(self._lengths)} rows cannot keep "
+                    f"{list(kept)}; give one count of 0 to {width} per row"
+                )
+            lengths = [length + k for length, k in zip(self._lengths, kept, strict=True)]
+        self.width = 0
+        self._set(lengths)
+
+    def replace(self, lengths: Sequence[int]) -> None:
+        """Take new rows; between rounds."""
+        self._set(list(lengths))
+
+    def write_index(self) -> mx.array:
+        """Positions ``[B, 1, W, 1]`` that the open window is scattered to."""
+        if self._index is None:
+            start = mx.array(self._lengths, mx.int32)
+            index = start[:, None] + mx.arange(self.width, dtype=mx.int32)
+            self._index = index[:, None, :, None]
+        return self._index
+
+    def mask(self, width: int, window_size: int | None, as_array: bool) -> Mask:
+        """The attention mask of a window that is about to be appended.
+
+        Args:
+            width: queries per row, W.
+            window_size: keys further back than this are hidden, if given.
+            as_array: whether the caller needs an array even where ``"causal"`` would do.
+
+        Returns:
+            ``None`` (nothing to hide), ``"causal"``, or booleans ``[W, K]`` (equal rows) or
+            ``[B, 1, W, K]`` that are true where a query may look.
+        """
+        if self.uniform and window_size is None and not as_array:
+            return None if width == 1 else "causal"
+        if self.uniform and width == 1 and window_size is None:
+            return None
+        key = (width, window_size)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(width, window_size)
+        return self._masks[key]
+
+    def _make_mask(self, width: int, window_size: int | None) -> mx.array:
+        start = self.start
+        keys = mx.arange(max(self._lengths, default=0) + width, dtype=mx.int32)
+        queries = mx.arange(width, dtype=mx.int32)
+        if isinstance(start, int):
+            rows = (queries + start)[:, None]
+        else:
+            rows = (start[:, None] + queries)[:, None, :, None]
+        mask = keys <= rows
+        if window_size is not None:
+            mask = mask & (keys > rows - window_size)
+        return mask

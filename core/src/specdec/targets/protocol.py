@@ -1,0 +1,55 @@
+"""What the executor drives: a target that a drafter can view, and that runs windows over rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specdec.contract import ContextKind, TargetView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import mlx.core as mx
+
+    from specdec.state import RowState
+
+__all__ = ["Target", "Window"]
+
+
+class Window(Protocol):
+    """What one forward over ``[B, W]`` tokens gave; lazy until it is evaluated."""
+
+    @property
+    def logits(self) -> mx.array:
+        """``[B, W, V]``. The head costs nothing where nobody evaluates it."""
+
+    @property
+    def context(self) -> mx.array | None:
+        """``[B, W, ·]`` of the kind that was asked for, or ``None``."""
+
+
+class Target(TargetView, Protocol):
+    """A bound model. ``specdec_bind_target`` may return one for runtimes other than mlx-lm."""
+
+    @property
+    def no_speculation_reason(self) -> str | None:
+        """Why this target decodes one position at a time, if it does."""
+
+    def new_state(self) -> RowState:
+        """The state of one cold row."""
+
+    def state_of(self, caches: Sequence[Any], /) -> RowState:
+        """The state of one row that continues the caller's caches.
+
+        Raises:
+            OptionError: the caches do not fit this target.
+        """
+
+    def forward(
+        self,
+        tokens: mx.array,
+        state: RowState,
+        context: ContextKind = ContextKind.NONE,
+        taps: Sequence[int] = (),
+    ) -> Window:
+        """Run the window ``[B, W]`` that was begun on ``state``."""

@@ -1,0 +1,382 @@
+"""Rows that decode together on one target with one drafter: the verify executor.
+
+The lane that every request takes; a single request is a group of one row. ``docs/how-a-round-
+works.md`` follows a row through it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from specdec.contract import Swap, commit_all
+from specdec.errors import ClosedError, GroupFailedError, RoundOpenError
+from specdec.sampling import RowSamplers
+from specdec.verify.lane import DraftLane
+from specdec.verify.prefill import read_prompt
+from specdec.verify.round import Round
+from specdec.verify.verifier import Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdec.contract import DraftProvider
+    from specdec.state import RowState
+    from specdec.targets import Target
+    from specdec.verify.flight import Flight
+    from specdec.verify.prefill import Newcomer
+    from specdec.verify.request import Request, Row
+    from specdec.verify.round import RowOutcome
+
+__all__ = ["VerifyGroup"]
+
+
+class VerifyGroup:
+    """A batch of rows: admission, rounds, retirement.
+
+    Args:
+        target: the bound target.
+        provider: the drafter, or ``None`` to decode plainly. It outlives the group.
+        drafter: the drafter's kind, for the statistics.
+        reason: why there is no drafter, for the statistics.
+        prefill_step_size: prompt tokens per chunk.
+        stream: the MLX stream to compute on.
+
+    Raises:
+        TargetLacksError: the drafter needs what this target does not have.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        provider: DraftProvider | None = None,
+        *,
+        drafter: str | None = None,
+        reason: str | None = None,
+        prefill_step_size: int = 2048,
+        stream: Any = None,
+    ) -> None:
+        self.target = target
+        self.rows: list[Row] = []
+        self._stream = stream if stream is not None else mx.default_stream(mx.default_device())
+        self._step_size = prefill_step_size
+        self._reason = reason
+        self._drafter = drafter
+        if provider is not None and target.no_speculation_reason is not None:
+            provider, self._reason = None, target.no_speculation_reason
+        self._lane: DraftLane | None = None
+        if provider is not None:
+            self._lane = DraftLane(provider, drafter or provider.id, target)
+        self._state: RowState | None = None
+        self._samplers = RowSamplers()
+        self._verifier = Verifier(target, self._samplers)
+        self._flight: Flight | None = None
+        self._firsts: dict[int, mx.array] = {}
+        self._in_round = False
+        self._dead: str | None = None
+        self._rounds = 0
+
+    # Membership.
+
+    def admit(self, requests: Sequence[Request]) -> list[Row]:
+        """Read the prompts of new requests and let their rows join, all or none.
+
+        Args:
+            requests: what to serve; must not be admitted elsewhere.
+
+        Returns:
+            The host rows, in the group's order.
+
+        Raises:
+            OptionError: a request does not fit this target; the group is as it was.
+            GroupFailedError: the group failed before.
+            RoundOpenError: inside a round.
+            ClosedError: after ``close``.
+        """
+        self._check("admit")
+        with mx.stream(self._stream):
+            newcomers = [
+                read_prompt(self.target, self._lane, request, self._step_size)
+                for request in requests
+            ]
+            if newcomers:
+                self._join(newcomers)
+        return [newcomer.row for newcomer in newcomers]
+
+    def _join(self, newcomers: Sequence[Newcomer]) -> None:
+        self._drop_flight()
+        rows = [newcomer.row for newcomer in newcomers]
+        live = len(self.rows)
+        states = [newcomer.state for newcomer in newcomers]
+        state = self._state
+        samplers = [(row.request.sampling, row.seed) for row in rows]
+        changes = [
+            lambda: self._samplers.prepare_append(samplers),
+            (lambda: states[0].prepare_append(states[1:]))
+            if state is None
+            else (lambda: state.prepare_append(states)),
+            lambda: Swap(lambda: self.rows.extend(rows)),
+        ]
+        lane = self._lane
+        if lane is not None:
+            checkpoints = [newcomer.checkpoint for newcomer in newcomers]
+            changes.append(lambda: lane.prepare_append(checkpoints, self._samplers, live))
+        commit_all(changes)
+        if state is None:
+            self._state = states[0]
+        for offset, newcomer in enumerate(newcomers):
+            self._describe(newcomer.row)
+            if newcomer.first is not None:
+                self._firsts[live + offset] = newcomer.first
+
+    def _describe(self, row: Row) -> None:
+        stats = row.stats
+        if self._lane is None:
+            stats.reason = self._reason
+            return
+        stats.drafter = self._lane.name
+        stats.num_draft_tokens = row.width
+        stats.draft_errors = self._lane.failures
+        if row.width == 0:
+            stats.drafter, stats.reason = None, "num_draft_tokens is 0"
+
+    # Rounds.
+
+    def round(self) -> Round:
+        """Draft, verify and accept for every row; deliver inside the returned ``with`` block.
+
+        Raises:
+            GroupFailedError: the target failed; rows keep their committed tokens.
+            RoundOpenError: the round before was not left.
+            ClosedError: after ``close``.
+        """
+        self._check("round")
+        if not self.rows:
+            return Round((), (), lambda _: None)
+        self._in_round = True
+        try:
+            with mx.stream(self._stream):
+                if self._firsts:
+                    firsts = [self._firsts.get(index) for index in range(len(self.rows))]
+                    outcomes = [
+                        None if logits is None else self._verifier.first(row, logits)
+                        for row, logits in zip(self.rows, firsts, strict=True)
+                    ]
+                    return Round(self.rows, outcomes, self._settle_firsts)
+                flight, outcomes = self._fly()
+                return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
+        except BaseException as error:
+            self._in_round = False
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+            raise GroupFailedError(
+                f"the target failed ({type(error).__name__}: {error}); committed tokens are kept, "
+                "admit the requests to a new group"
+            ) from error
+
+    def _fly(self) -> tuple[Flight, list[RowOutcome | None]]:
+        assert self._state is not None
+        flight, self._flight = self._flight, None
+        if flight is None:
+            lane = self._drafting_lane()
+            flight = self._verifier.launch(self.rows, self._state, lane)
+        if self._may_begin_early(flight):
+            self._commit_plain(flight)
+            self._flight = self._verifier.launch(self.rows, self._state, None, after=flight)
+        outcomes = self._verifier.land(self.rows, flight, self._lane)
+        self._rounds += 1
+        if self._rounds % 256 == 0:
+            mx.clear_cache()
+        return flight, outcomes
+
+    def _may_begin_early(self, flight: Flight) -> bool:
+        """Whether the next window can be submitted before this one is read."""
+        assert self._state is not None
+        if self._lane is not None or flight.width != 1 or not self._state.can_roll_back:
+            return False
+        for row in self.rows:
+            budget = row.budget
+            if budget is None or budget > 1 or row.request.cache is not None:
+                return True
+        return False
+
+    def _commit_plain(self, flight: Flight) -> None:
+        """A plain window's only position is its pending token, which was emitted: keep it."""
+        if flight.settled:
+            return
+        assert self._state is not None
+        self._state.commit_round()
+        for row in self.rows:
+            row.processed += 1
+        flight.settled = True
+
+    def _drafting_lane(self) -> DraftLane | None:
+        """The lane, if it can draft; one that failed is opened again, or let go for good."""
+        lane = self._lane
+        if lane is None:
+            return None
+        if any(row.width for row in self.rows) and (
+            lane.is_open or lane.reopen(self.rows, self._samplers)
+        ):
+            return lane
+        self._let_go(lane)
+        return None
+
+    def _let_go(self, lane: DraftLane) -> None:
+        self._note_failures(lane)
+        lane.close()
+        self._lane, self._reason = None, lane.reason or self._reason
+        for row in self.rows:
+            row.stats.reason = row.stats.reason or self._reason
+
+    def _note_failures(self, lane: DraftLane) -> None:
+        for row in self.rows:
+            row.stats.draft_errors = lane.failures
+            row.stats.last_draft_error = lane.last_error or row.stats.last_draft_error
+
+    # What follows a round.
+
+    def _settle_firsts(self, done: Round) -> None:
+        for index in self._firsts:
+            outcome = done.outcomes[index]
+            if outcome is not None:
+                stats = self.rows[index].stats
+                stats.count_round(0, outcome.acceptance, done.delivered[index])
+                stats.rounds -= 1  # a target forward, but no verify window
+        self._firsts = {}
+        self._in_round = False
+        with mx.stream(self._stream):
+            self._retire()
+
+    def _settle(self, done: Round, flight: Flight) -> None:
+        """Commit what was delivered to target and drafter, then retire rows that ended."""
+        assert self._state is not None
+        with mx.stream(self._stream):
+            try:
+                kept = [done.kept(index) for index in range(len(self.rows))]
+                if not flight.settled:
+                    self._state.rollback([1 + count for count in kept])
+                    for row, count in zip(self.rows, kept, strict=True):
+                        row.processed += 1 + count
+                    lane = self._lane
+                    if lane is not None:
+                        lane.commit(kept, flight.context)
+                        self._note_failures(lane)
+                for index, row in enumerate(self.rows):
+                    outcome = done.outcomes[index]
+                    if outcome is not None:
+                        row.stats.count_round(
+                            outcome.drafted, outcome.acceptance, done.delivered[index]
+                        )
+                self._in_round = False
+                self._retire()
+            except BaseException as error:
+                self._in_round = False
+                self._fail(error)
+                raise
+
+    def _retire(self) -> None:
+        """Give ended rows' caches back, then drop the rows everywhere."""
+        keep = [index for index, row in enumerate(self.rows) if row.finish is None]
+        if len(keep) == len(self.rows):
+            return
+        assert self._state is not None
+        flight = self._flight
+        if flight is not None:
+            # The early window holds the last token. An ended row keeps it where its cache is the
+            # caller's, for which it is the final read.
+            early = [int(row.finish is None or self._unread(row) == 1) for row in self.rows]
+            self._state.rollback(early)
+            for row, count in zip(self.rows, early, strict=True):
+                row.processed += count
+            flight.settled = True
+        for index, row in enumerate(self.rows):
+            if row.finish is None:
+                continue
+            if row.request.publish is not None:
+                self._publish(index, row)
+            if row.request.cache is not None:
+                self._give_back(index, row)
+        self._state.filter_rows(keep)
+        self._samplers.filter_rows(keep)
+        if self._lane is not None:
+            self._lane.filter_rows(keep)
+        if flight is not None:
+            self._flight = flight if keep else None
+            flight.take(keep)
+        self.rows = [self.rows[index] for index in keep]
+
+    def _publish(self, index: int, row: Row) -> None:
+        """Show a row's state, of target and drafter, before it goes; ends the row alone."""
+        assert self._state is not None
+        assert row.request.publish is not None
+        checkpoint = self._lane.capture(index) if self._lane is not None else None
+        try:
+            row.request.publish(row, self._state.extract_row(index), checkpoint)
+        except Exception as error:
+            row.error = row.error or error
+
+    def _unread(self, row: Row) -> int:
+        """Tokens of the output that the target has not read: 1 at most."""
+        return len(row.tokens) + (row.end_token is not None) - row.processed
+
+    def _give_back(self, index: int, row: Row) -> None:
+        """Write a row into the caller's cache, so that it covers every token, the last one too."""
+        assert self._state is not None
+        cache = row.request.cache
+        assert cache is not None
+        self._state.write_back(index, cache)
+        if self._unread(row) == 1:
+            last = row.pending if row.end_token is None else row.end_token
+            state = self.target.state_of(cache)
+            state.begin_round(1)
+            self.target.forward(mx.array([[last]], mx.int32), state)
+            state.commit_round()
+            mx.eval(state.arrays())
+            state.write_back(0, cache)
+            row.processed += 1
+
+    # Ends.
+
+    def close(self) -> None:
+        """End all rows and give their caches back; at any time, any number of times."""
+        if self._dead is not None:
+            return
+        with mx.stream(self._stream):
+            self._drop_flight()
+            for row in self.rows:
+                row.end("cancelled")
+            self._retire()
+        if self._lane is not None:
+            self._lane.close()
+        self._dead = "closed"
+
+    def _drop_flight(self) -> None:
+        """Take back a window that was begun early; its draws depend on seed and step alone."""
+        state, self._flight = self._state, None
+        if state is not None and state.open_width:
+            state.rollback([0] * state.row_count)
+
+    def _fail(self, error: BaseException) -> None:
+        """The group is invalid; its rows' committed tokens and the callers' caches are saved."""
+        self._dead = f"{type(error).__name__}: {error}"
+        if self._lane is not None:
+            self._lane.close()
+        with suppress(Exception), mx.stream(self._stream):
+            self._drop_flight()
+            for index, row in enumerate(self.rows):
+                if row.request.cache is not None:
+                    self._give_back(index, row)
+
+    def _check(self, verb: str) -> None:
+        if self._in_round:
+            raise RoundOpenError(verb)
+        if self._dead == "closed":
+            raise ClosedError(verb)
+        if self._dead is not None:
+            raise GroupFailedError(
+                f"the group failed before ({self._dead}); admit its requests to a new one"
+            )

@@ -1,0 +1,113 @@
+"""Checking what drafters propose: what is no valid draft never reaches the target.
+
+A drafter can make generation slow but cannot change a token or end a row. A proposal is cut at the
+first id that is no valid draft, and what was wrong is counted against the row.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from specdec.contract import Proposal
+
+if TYPE_CHECKING:
+    from specdec.contract import DeviceProposal
+
+__all__ = ["check_device", "check_host", "cut_device"]
+
+Checked = tuple[list[list[int]], list[str | None]]
+
+
+def check_host(proposal: object, depths: Sequence[int], vocab_size: int) -> Checked:
+    """Cut a host proposal to valid drafts.
+
+    Args:
+        proposal: what ``draft`` returned.
+        depths: B ints, the most each row was asked for.
+        vocab_size: ids must be below it.
+
+    Returns:
+        B lists of valid ids, and per row what was wrong with it, if anything.
+    """
+    rows = proposal.tokens if isinstance(proposal, Proposal) else proposal
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or len(rows) != len(depths):
+        size = len(rows) if isinstance(rows, Sequence) else type(rows).__name__
+        fault = f"draft() returned {size} where {len(depths)} lists were asked for"
+        return [[] for _ in depths], [fault] * len(depths)
+    cut = [_cut(row, depth, vocab_size) for row, depth in zip(rows, depths, strict=True)]
+    return [ids for ids, _ in cut], [fault for _, fault in cut]
+
+
+def _cut(row: object, depth: int, vocab_size: int) -> tuple[list[int], str | None]:
+    if not isinstance(row, Sequence) or isinstance(row, str):
+        return [], f"draft() returned {type(row).__name__} where a list of ids was asked for"
+    ids: list[int] = []
+    for item in row:
+        if len(ids) == depth:
+            return ids, f"{len(row)} drafts were proposed where at most {depth} were asked for"
+        try:
+            token = operator.index(item)
+        except TypeError:
+            return ids, f"a draft is {item!r}; ids are whole numbers"
+        if not 0 <= token < vocab_size:
+            return ids, f"a draft is {token}; ids are 0 to {vocab_size - 1}"
+        ids.append(token)
+    return ids, None
+
+
+def check_device(proposal: DeviceProposal, depths: Sequence[int]) -> str | None:
+    """What is wrong with a device proposal's arrays, from their shapes and types alone."""
+    tokens, lengths = proposal.tokens, proposal.lengths
+    rows, depth = len(depths), max(depths)
+    if not isinstance(tokens, mx.array) or not mx.issubdtype(tokens.dtype, mx.integer):
+        return f"draft_device() returned tokens of {getattr(tokens, 'dtype', type(tokens))}"
+    if tokens.ndim != 2 or tokens.shape[0] != rows or not 1 <= tokens.shape[1] <= depth:
+        return f"draft_device() returned tokens of shape {tokens.shape}, not ({rows}, 1..{depth})"
+    if lengths is None:
+        return None
+    if not isinstance(lengths, mx.array) or not mx.issubdtype(lengths.dtype, mx.integer):
+        return "draft_device() returned lengths that are no integers"
+    if lengths.shape != (rows,):
+        return f"draft_device() returned lengths of shape {lengths.shape}, not ({rows},)"
+    return None
+
+
+def cut_device(
+    read: Sequence[Sequence[int]],
+    lengths: Sequence[int] | None,
+    resolved: object,
+    depths: Sequence[int],
+    vocab_size: int,
+) -> Checked:
+    """Cut a device proposal, after the round's host read, to what was really verified.
+
+    Args:
+        read: the host copy of ``tokens``, B lists of d.
+        lengths: the host copy of ``lengths``, if the proposal has them.
+        resolved: what ``resolve`` returned: the drafts as the group remembers them.
+        depths: B ints, the most each row was asked for.
+        vocab_size: ids must be below it.
+
+    Returns:
+        As :func:`check_host`: per row the common start of both copies that is valid.
+    """
+    kept = [
+        list(row[: max(0, lengths[i])] if lengths is not None else row)[:depth]
+        for i, (row, depth) in enumerate(zip(read, depths, strict=True))
+    ]
+    drafts, faults = check_host(kept, depths, vocab_size)
+    remembered, more = check_host(resolved, [len(row) for row in read], vocab_size)
+    for i, draft in enumerate(drafts):
+        same = 0
+        while same < min(len(draft), len(remembered[i])) and draft[same] == remembered[i][same]:
+            same += 1
+        if more[i] is not None and same < len(draft):
+            faults[i] = faults[i] or more[i]
+        elif same < min(len(draft), len(remembered[i])):
+            faults[i] = faults[i] or "resolve() returned other ids than tokens holds"
+        drafts[i] = draft[:same]
+    return drafts, faults

@@ -1,0 +1,157 @@
+"""One round's outcome: accepted but neither delivered nor committed yet.
+
+A round is a value. It is delivered to the rows' consumers first, token by token, and only what was
+delivered is then committed to target and drafter, when the ``with`` block is left on any way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from attrs import frozen
+
+from specdec.verify.request import Emission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    import mlx.core as mx
+
+    from specdec.verify.accept import Acceptance
+    from specdec.verify.request import Row
+
+__all__ = ["Round", "RowOutcome"]
+
+
+@frozen(eq=False)
+class RowOutcome:
+    """What one row takes from a round.
+
+    Attributes:
+        acceptance: the walk's result.
+        drafted: ids that were verified for it.
+        logprobs: ``[B, W, V]`` of the window it came from.
+        index: its place in ``logprobs``.
+    """
+
+    acceptance: Acceptance
+    drafted: int
+    logprobs: mx.array
+    index: int
+
+
+class Round:
+    """Deliver every row's tokens inside the ``with`` block; leaving it commits them.
+
+    A row that is not delivered to its end, because the block was left by an exception or its
+    consumer stopped, ends there, and its state covers exactly what was delivered.
+
+    Args:
+        rows: the group's rows, in order.
+        outcomes: one per row; ``None`` for a row that this round gives nothing.
+        settle: commits what was delivered; called once, when the block is left.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        outcomes: Sequence[RowOutcome | None],
+        settle: Callable[[Round], None],
+    ) -> None:
+        self.rows = tuple(rows)
+        self.outcomes = tuple(outcomes)
+        self.delivered = [0] * len(rows)
+        self._settle = settle
+
+    def deliver(self, index: int) -> Iterator[Emission]:
+        """Hand out one row's tokens in order; each counts as delivered once it is handed out.
+
+        Args:
+            index: the row's place in ``rows``.
+
+        Yields:
+            Its emissions. An end token comes last, with ``content`` false.
+        """
+        row, outcome = self.rows[index], self.outcomes[index]
+        if outcome is None or row.finish is not None:
+            return
+        acceptance = outcome.acceptance
+        last = len(acceptance.tokens) - 1
+        for position, token in enumerate(acceptance.tokens):
+            if row.is_cancelled():
+                row.end("cancelled")
+                return
+            finish = (
+                acceptance.ending if position == last and acceptance.end_token is None else None
+            )
+            row.tokens.append(token)
+            self.delivered[index] += 1
+            if finish is not None:
+                row.end(finish)
+            yield self._emission(outcome, token, position, True)
+            if row.finish is not None:
+                return
+        if acceptance.end_token is not None:
+            if row.is_cancelled():
+                row.end("cancelled")
+                return
+            row.end_token = acceptance.end_token
+            row.end("stop")
+            yield self._emission(outcome, acceptance.end_token, last + 1, False)
+
+    def _emission(self, outcome: RowOutcome, token: int, position: int, content: bool) -> Emission:
+        acceptance = outcome.acceptance
+        ends = not content or (position == len(acceptance.tokens) - 1 and not acceptance.end_token)
+        return Emission(
+            token,
+            position < acceptance.accepted,
+            content,
+            acceptance.ending if ends else None,
+            outcome.logprobs,
+            outcome.index,
+            position,
+        )
+
+    def deliver_all(self) -> None:
+        """Hand every row's tokens to its request's consumer.
+
+        A consumer that returns ``False`` stops its row; one that raises ends its row alone.
+        """
+        for index, row in enumerate(self.rows):
+            consumer = row.request.consumer
+            try:
+                for emission in self.deliver(index):
+                    if consumer is not None and consumer(emission) is False:
+                        row.end("cancelled")
+                        break
+            except Exception as error:
+                row.finish, row.error = "error", error
+
+    def kept(self, index: int) -> int:
+        """Drafts that the row keeps: those it delivered, and an end token that was drafted."""
+        outcome = self.outcomes[index]
+        if outcome is None:
+            return 0
+        acceptance = outcome.acceptance
+        if self.rows[index].end_token is not None:
+            return acceptance.accepted
+        return min(acceptance.accepted, self.delivered[index])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for index, (row, outcome) in enumerate(zip(self.rows, self.outcomes, strict=True)):
+            if outcome is None:
+                continue
+            acceptance = outcome.acceptance
+            # What was not handed out cannot be taken back into the window: the row ends here.
+            if self.delivered[index] < len(acceptance.tokens) or acceptance.ending is not None:
+                row.end("cancelled")
+        self._settle(self)

@@ -1,0 +1,99 @@
+"""What a request's rounds did, trimmed to what was emitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, define, field
+
+if TYPE_CHECKING:
+    from specdec.verify.accept import Acceptance
+
+__all__ = ["GenerationStats"]
+
+
+@define(kw_only=True)
+class GenerationStats:
+    """Counters of one request.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt that were read.
+        cached_tokens: tokens that a prompt cache already held.
+        drafter: kind of the drafter that ran, or ``None``.
+        reason: why no drafter ran, or why it stopped; ``None`` if it ran to the end.
+        num_draft_tokens: the most drafts a round could have; 0 without a drafter.
+        rounds: verify windows whose samples were used.
+        target_forwards: target forwards that gave tokens. A forward that only reads the last
+            token into a caller's cache is not counted.
+        drafted: drafts that were verified, as far as the output goes.
+        accepted: drafts that were emitted.
+        emitted: content tokens that were emitted; an end token is none.
+        drafted_per_position: ``drafted`` by place in the draft, first place first.
+        accepted_per_position: ``accepted`` by place in the draft.
+        draft_errors: times the drafter raised.
+        invalid_drafts: rounds in which it proposed something that is no valid draft.
+        last_draft_error: what it last did wrong, in one line.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    drafter: str | None = None
+    reason: str | None = None
+    num_draft_tokens: int = 0
+    rounds: int = 0
+    target_forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    drafted_per_position: list[int] = field(factory=list)
+    accepted_per_position: list[int] = field(factory=list)
+    draft_errors: int = 0
+    invalid_drafts: int = 0
+    last_draft_error: str | None = None
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Emitted tokens per target forward; 1 is plain decoding."""
+        return self.emitted / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of what was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All counters and ``tokens_per_forward``, for JSON."""
+        return {**asdict(self), "tokens_per_forward": self.tokens_per_forward}
+
+    def count_round(self, drafted: int, acceptance: Acceptance, delivered: int) -> None:
+        """Count one round of this row.
+
+        Args:
+            drafted: ids that were verified.
+            acceptance: the walk's result.
+            delivered: how many of its tokens were delivered.
+        """
+        self.rounds += 1
+        self.target_forwards += 1
+        self.emitted += delivered
+        if not drafted:
+            return
+        content = len(acceptance.tokens)
+        end_was_drafted = acceptance.end_token is not None and acceptance.accepted > content
+        matched = acceptance.accepted - end_was_drafted
+        emitted_drafts = min(matched, delivered)
+        # Where the output ends inside the accepted run, what was drafted behind it never counted.
+        ends_in_run = end_was_drafted or (
+            acceptance.ending is not None and acceptance.end_token is None and matched == content
+        )
+        verified = emitted_drafts if ends_in_run or delivered < content else drafted
+        self.drafted += verified
+        self.accepted += emitted_drafts
+        _count(self.drafted_per_position, verified)
+        _count(self.accepted_per_position, emitted_drafts)
+
+
+def _count(per_position: list[int], upto: int) -> None:
+    per_position.extend([0] * (upto - len(per_position)))
+    for position in range(upto):
+        per_position[position] += 1

@@ -1,0 +1,182 @@
+"""Building a verify window, submitting it, and reading what came back.
+
+Draft, forward, head and draw are one graph: nothing is read between them. A plain window can be
+built on the samples of the window before it while those are still computing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from specdec.sampling import RowSamplers
+from specdec.sampling.rows import normalize
+from specdec.verify.accept import Acceptance, accept_tokens
+from specdec.verify.flight import Flight, host_read, window_tokens
+from specdec.verify.proposals import cut_device
+from specdec.verify.round import RowOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from specdec.state import RowState
+    from specdec.targets import Target
+    from specdec.verify.flight import Landed
+    from specdec.verify.lane import DraftLane
+    from specdec.verify.request import Row
+
+__all__ = ["Verifier"]
+
+
+class Verifier:
+    """Windows of one target, drawn by one group's samplers.
+
+    Args:
+        target: the bound target.
+        samplers: the group's; in the order of its rows.
+    """
+
+    def __init__(self, target: Target, samplers: RowSamplers) -> None:
+        self._target = target
+        self._samplers = samplers
+
+    def launch(
+        self,
+        rows: Sequence[Row],
+        state: RowState,
+        lane: DraftLane | None,
+        after: Flight | None = None,
+    ) -> Flight:
+        """Draft, build the window and submit it; a round is open on ``state`` afterwards.
+
+        Args:
+            rows: the host rows.
+            state: the target's rows, between rounds.
+            lane: the drafter, or ``None`` for a plain window.
+            after: a plain window that is not read yet; this one is built on its samples.
+        """
+        steps = [row.steps for row in rows]
+        depths = [row.depth for row in rows]
+        drafts: Sequence[Sequence[int]] = [()] * len(rows)
+        device = None
+        if after is not None:
+            steps = [step + 1 for step in steps]
+            tokens = after.samples
+        else:
+            vocab = self._target.vocab_size
+            if lane is not None:
+                proposed = lane.propose(rows, depths, vocab)
+                drafts, device = proposed.rows, proposed.device
+            ids = None if device is None else device.tokens
+            tokens = window_tokens([row.pending for row in rows], drafts, ids, vocab)
+        state.begin_round(tokens.shape[1])
+        if lane is not None and lane.is_open:
+            window = self._target.forward(tokens, state, lane.context, lane.taps)
+        else:
+            window = self._target.forward(tokens, state)
+        logprobs = normalize(window.logits)
+        samples = self._samplers.draw(logprobs, steps)
+        errors: dict[int, Exception] = {}
+        if not self._samplers.stateless and samples.shape[1] == 1:
+            samples = self._call_samplers(logprobs, samples, errors)
+        mx.async_eval(samples)  # type: ignore[no-untyped-call]  # untyped in MLX's own stubs
+        return Flight(samples, logprobs, window.context, drafts, depths, device, errors=errors)
+
+    def land(
+        self, rows: Sequence[Row], flight: Flight, lane: DraftLane | None
+    ) -> list[RowOutcome | None]:
+        """Read a window (the round's one host read) and walk every row."""
+        landed = flight.land()
+        drafts = flight.drafts
+        if flight.device is not None:
+            drafts = self._resolve(rows, flight, landed, lane)
+        for index, error in flight.errors.items():
+            rows[index].end("error", error)
+        outcomes: list[RowOutcome | None] = []
+        for index, row in enumerate(rows):
+            draft = drafts[index]
+            samples: Sequence[int] | Iterator[int] = landed.samples[index][: len(draft) + 1]
+            sampler = self._samplers.callable_of(index)
+            if sampler is not None and flight.width > 1:
+                samples = _one_by_one(sampler, flight.logprobs[index], len(draft) + 1)
+            outcomes.append(
+                RowOutcome(_accept(row, draft, samples), len(draft), flight.logprobs, index)
+            )
+        return outcomes
+
+    def first(self, row: Row, logits: mx.array) -> RowOutcome:
+        """The token that comes with a prompt that was read whole.
+
+        Args:
+            row: the host row, nothing emitted yet.
+            logits: ``[1, 1, V]`` after the last prompt token.
+        """
+        logprobs = normalize(logits)
+        alone = RowSamplers()
+        alone.prepare_append([(row.request.sampling, row.seed)]).commit()
+        sampler = alone.callable_of(0)
+        if sampler is not None:
+            samples: Sequence[int] | Iterator[int] = _one_by_one(sampler, logprobs[0], 1)
+        else:
+            samples = host_read(alone.draw(logprobs, [row.steps]))[0]
+        return RowOutcome(_accept(row, (), samples), 0, logprobs, 0)
+
+    def _resolve(
+        self, rows: Sequence[Row], flight: Flight, landed: Landed, lane: DraftLane | None
+    ) -> list[list[int]]:
+        """Device drafts, now on the host, cut to what is valid."""
+        assert flight.device is not None
+        assert landed.device is not None
+        resolved: object = landed.device
+        try:
+            resolved = flight.device.resolve([token for row in landed.device for token in row])
+        except Exception as error:
+            if lane is not None:
+                lane.fail(error)
+        drafts, faults = cut_device(
+            landed.device, landed.lengths, resolved, flight.depths, self._target.vocab_size
+        )
+        if lane is not None:
+            lane.blame(rows, faults)
+        return drafts
+
+    def _call_samplers(
+        self, logprobs: mx.array, samples: mx.array, errors: dict[int, Exception]
+    ) -> mx.array:
+        """Put the draws of rows with a callable into a window of one position."""
+        columns = [samples[index : index + 1] for index in range(samples.shape[0])]
+        for index in range(len(columns)):
+            sampler = self._samplers.callable_of(index)
+            if sampler is None:
+                continue
+            try:
+                ids = sampler(logprobs[index])
+                columns[index] = ids.reshape(1, 1).astype(samples.dtype)
+            except Exception as error:
+                errors[index] = error
+        return columns[0] if len(columns) == 1 else mx.concatenate(columns, axis=0)
+
+
+def _one_by_one(
+    sampler: Callable[[mx.array], mx.array], logprobs: mx.array, count: int
+) -> Iterator[int]:
+    """A callable's draws over ``[W, V]``, each made only when the walk reaches its position."""
+    for position in range(count):
+        yield int(host_read(sampler(logprobs[position][None]).reshape(1))[0])
+
+
+def _accept(row: Row, draft: Sequence[int], samples: Sequence[int] | Iterator[int]) -> Acceptance:
+    request = row.request
+    try:
+        return accept_tokens(
+            draft,
+            samples,
+            end_tokens=request.end_tokens,
+            budget=row.budget,
+            stops=request.stops,
+        )
+    except Exception as error:
+        # The request's own sampler or stop rule raised: its row ends alone.
+        row.end("error", error)
+        return Acceptance(0, ())
