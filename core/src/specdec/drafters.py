@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from specdec.contract import DraftProvider, Selection
-    from specdec.plugins import LoadedDraft
+    from specdec.plugins import DraftKind, LoadedDraft
     from specdec.targets import Target
 
-__all__ = ["LoadedDrafter", "bind_target", "load_drafter"]
+__all__ = ["LoadedDrafter", "bind_target", "check_drafter", "load_drafter"]
 
 
 def bind_target(model: Any, tokenizer: Any = None) -> Target:
@@ -106,16 +106,7 @@ def load_drafter(
     """
     if num_draft_tokens is not None and num_draft_tokens < 1:
         raise OptionError(f"num_draft_tokens is {num_draft_tokens}; give 1 or more")
-    registry = default_registry()
-    path = _artifact(drafter, registry.kinds if kind is None else ())
-    if path is None:
-        chosen = registry.select(kind=os.fspath(drafter))
-        if chosen.artifact:
-            raise ArtifactError(
-                f"drafter {chosen.name} needs a folder; give its path instead of its kind"
-            )
-    else:
-        chosen = registry.select(artifact=Artifact(path), kind=kind)
+    chosen, path = check_drafter(drafter, kind)
     target = bind_target(model, tokenizer)
     request = LoadRequest(
         kind=chosen.name,
@@ -126,13 +117,41 @@ def load_drafter(
         options=options,
     )
     loaded = chosen.load(request)
-    validate_provider(loaded.provider, str(registry.owner(chosen.name)))
+    validate_provider(loaded.provider, str(default_registry().owner(chosen.name)))
     try:
         _open_once(loaded.provider, chosen.name, target)
     except BaseException:
         loaded.provider.close()
         raise
     return LoadedDrafter(chosen.name, loaded, target)
+
+
+def check_drafter(
+    drafter: str | os.PathLike[str], kind: str | None = None
+) -> tuple[DraftKind, Path | None]:
+    """Find a drafter without loading it; imports no model.
+
+    Args:
+        drafter: as in :func:`load_drafter`.
+        kind: as in :func:`load_drafter`.
+
+    Returns:
+        Its kind, and its folder if it has one.
+
+    Raises:
+        PluginError: as :func:`load_drafter`.
+        ArtifactError: there is nothing at the path, or the kind needs one.
+    """
+    registry = default_registry()
+    path = _artifact(drafter, registry.kinds if kind is None else ())
+    if path is not None:
+        return registry.select(artifact=Artifact(path), kind=kind), path
+    chosen = registry.select(kind=os.fspath(drafter))
+    if chosen.artifact:
+        raise ArtifactError(
+            f"drafter {chosen.name} needs a folder; give its path instead of its kind"
+        )
+    return chosen, None
 
 
 def _artifact(drafter: str | os.PathLike[str], kinds: Collection[str]) -> Path | None:

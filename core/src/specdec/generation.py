@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from specdec.verify import Request, VerifyGroup
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Sequence
+    from typing import SupportsIndex
 
     from specdec.targets import Target
     from specdec.verify import Emission, GenerationStats, Row
@@ -206,15 +208,23 @@ def _encode(prompt: str | mx.array | Sequence[int], tokenizer: Any) -> tuple[int
         # As mlx-lm: a template that starts with the beginning token brings it itself.
         special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
         return tuple(tokenizer.encode(prompt, add_special_tokens=special))
-    ids = prompt.tolist() if isinstance(prompt, mx.array) else prompt
-    return tuple(cast("Sequence[int]", ids))
+    ids = cast("Sequence[int]", prompt.tolist() if isinstance(prompt, mx.array) else prompt)
+    return tuple(map(_id, ids))
+
+
+def _id(value: object) -> int:
+    """A token id as an int, whatever kind of whole number it is."""
+    try:
+        return operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        raise OptionError(f"the prompt has {value!r}; token ids are whole numbers") from None
 
 
 def _check_prompt(tokens: Sequence[int], target: Target) -> None:
     for token in tokens:
-        if not isinstance(token, int) or not 0 <= token < target.vocab_size:
+        if not 0 <= token < target.vocab_size:
             raise OptionError(
-                f"the prompt has {token!r}; this model's ids are 0 to {target.vocab_size - 1}"
+                f"the prompt has {token}; this model's ids are 0 to {target.vocab_size - 1}"
             )
 
 

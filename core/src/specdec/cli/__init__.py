@@ -1,2 +1,5 @@
-def main() -> int:
-    return 0
+"""The ``specdec`` command. Each sub-command imports what it needs when it runs."""
+
+from specdec.cli.main import main
+
+__all__ = ["main"]

@@ -32,6 +32,8 @@ def top_p(logprobs: mx.array, p: float) -> mx.array:
     above = mx.cumsum(probs, axis=-1, reverse=True, inclusive=False)
     total = above[..., :1] + probs[..., :1]
     dropped = (above >= p * total).sum(axis=-1, keepdims=True)
+    # The top token stays, also where p is nothing in float32.
+    dropped = mx.minimum(dropped, logprobs.shape[-1] - 1)
     threshold = mx.take_along_axis(ascending, dropped, axis=-1)
     return mx.where(logprobs < threshold, -mx.inf, logprobs)
 

@@ -119,7 +119,7 @@ class RowSamplers:
         steps: mx.array,
         seeds: mx.array,
     ) -> mx.array:
-        if key is None:
+        if key is None or key[0] == 0:  # greedy, or a callable of the user's
             return mx.argmax(logprobs, axis=-1)
         temp, top_p, min_p, top_k = key
         vocabulary = logprobs.shape[-1]

@@ -61,9 +61,9 @@ class AttentionRows:
                 f"a window of {width} positions was appended, but a round of {positions.width} "
                 "was begun; begin_round() comes before each forward"
             )
-        limit = positions.limit
-        if self.keys is None or self.values is None or limit > self.keys.shape[2]:
-            self._grow(limit, keys, values)
+        limit, reach = positions.limit, positions.reach
+        if self.keys is None or self.values is None or reach > self.keys.shape[2]:
+            self._grow(reach, keys, values)
         assert self.keys is not None
         assert self.values is not None
         start = positions.start
@@ -79,11 +79,12 @@ class AttentionRows:
                 self.values, mx.broadcast_to(index, values.shape), values, axis=2
             )
         self._appended = True
-        return self.keys[..., :limit, :], self.values[..., :limit, :]
+        return self.keys[..., :reach, :], self.values[..., :reach, :]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Mask:
         """The mask for the window that is about to be appended (mlx-lm's signature)."""
-        return self._positions.mask(N, window_size, return_array)
+        dtype = None if self.keys is None else self.keys.dtype
+        return self._positions.mask(N, window_size, return_array, dtype)
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None]:
@@ -159,15 +160,16 @@ class AttentionRows:
     def extract(self, row: int, length: int) -> KVCache:
         """One row as an mlx-lm cache that shares nothing with this buffer (evaluate it)."""
         cache = KVCache()
-        if self.keys is not None and self.values is not None:
+        if length and self.keys is not None and self.values is not None:
             cache.keys = mx.contiguous(self.keys[row : row + 1, :, :length])
             cache.values = mx.contiguous(self.values[row : row + 1, :, :length])
             cache.offset = length
         return cache
 
-    def _grow(self, limit: int, keys: mx.array, values: mx.array) -> None:
+    def _grow(self, reach: int, keys: mx.array, values: mx.array) -> None:
         # An eighth of headroom keeps the copies amortised at any context length.
-        capacity = -(-max(limit, limit if self.keys is None else limit * 9 // 8) // _STEP) * _STEP
+        wanted = reach if self.keys is None else reach * 9 // 8
+        capacity = -(-wanted // _STEP) * _STEP
         grown = []
         for held, new in ((self.keys, keys), (self.values, values)):
             if held is None:

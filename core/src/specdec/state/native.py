@@ -71,6 +71,10 @@ class NativeState:
         leaves = cast("dict[str, Any]", tree_flatten(states, destination={}))
         return [leaf for leaf in leaves.values() if isinstance(leaf, mx.array)]
 
+    def window_width(self, needed: int, most: int) -> int:
+        """The width to give a window that needs ``needed`` of at most ``most`` positions."""
+        return min(needed, most)
+
     def begin_round(self, width: int) -> None:
         """Open a window on every row.
 
@@ -172,14 +176,19 @@ def _can_undo(cache: Any) -> bool:
 
 
 def _undo(cache: Any) -> list[Callable[[], None]]:
-    """Functions that take one window of one position back out of a cache."""
+    """Functions that take one window back out of a cache, however far the window got."""
     if isinstance(cache, CacheList):
         return [undo for part in cache.caches for undo in _undo(part)]
     if type(cache) is ArraysCache:
-        held = list(cache.cache), cache.left_padding, cache.lengths
+        arrays = list(cache.cache)
+        # advance() moves these two in place, so of them a reference is no snapshot.
+        padding, lengths = (
+            None if a is None else mx.array(a) for a in (cache.left_padding, cache.lengths)
+        )
 
         def restore() -> None:
-            cache.cache, cache.left_padding, cache.lengths = list(held[0]), held[1], held[2]
+            cache.cache, cache.left_padding, cache.lengths = arrays, padding, lengths
 
         return [restore]
-    return [lambda: cache.trim(1)]
+    offset = cache.offset
+    return [lambda: cache.trim(cache.offset - offset)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import mlx.core as mx
 
 from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError
+from specdec.state.kernels import key_reach, plans_by_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,46 +29,64 @@ class RowPositions:
 
     Attributes:
         width: positions of the open window; 0 between rounds.
+        uniform: whether all rows have the same length.
+        limit: one past the last position that the open window writes, over all rows.
+        reach: key positions that the window reads: ``limit``, or a little more (kernels.py).
     """
 
-    __slots__ = ("_end", "_index", "_lengths", "_masks", "_start", "width")
+    # Read by every layer in every forward, so they are set once per window.
+    __slots__ = (
+        "_end",
+        "_index",
+        "_lengths",
+        "_longest",
+        "_masks",
+        "_plans",
+        "_start",
+        "limit",
+        "reach",
+        "uniform",
+        "width",
+    )
 
     def __init__(self, lengths: Sequence[int] = ()) -> None:
         self.width = 0
+        self._plans = plans_by_shape()
         self._set(list(lengths))
 
     def _set(self, lengths: list[int]) -> None:
         self._lengths = lengths
+        self._longest = max(lengths, default=0)
+        self.uniform = len(lengths) < 2 or lengths.count(lengths[0]) == len(lengths)
+        self.limit = self.reach = self._longest
         self._start: int | mx.array | None = None
         self._end: int | mx.array | None = None
         self._index: mx.array | None = None
-        self._masks: dict[tuple[int, int | None], mx.array] = {}
+        self._masks: dict[tuple[int, int | None, mx.Dtype | None], mx.array] = {}
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Committed positions per row, B ints."""
         return tuple(self._lengths)
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all rows have the same length."""
-        lengths = self._lengths
-        return len(lengths) < 2 or lengths.count(lengths[0]) == len(lengths)
+    def _reach(self, width: int) -> int:
+        limit = self._longest + width
+        return key_reach(limit, width) if self._plans else limit
 
-    @property
-    def limit(self) -> int:
-        """One past the last position that the open window writes, over all rows."""
-        return max(self._lengths, default=0) + self.width
+    def window_width(self, needed: int, most: int) -> int:
+        """The width to give a window that needs ``needed`` positions.
+
+        Args:
+            needed: 1 + the longest draft of this round.
+            most: 1 + the longest draft of any round; ``needed`` or more.
+        """
+        return most if self._plans and needed > 1 else needed
 
     @property
     def start(self) -> int | mx.array:
         """Offset of the open window: an int, or ``[B]`` int32 where rows differ."""
         if self._start is None:
-            lengths = self._lengths
-            if self.uniform:
-                self._start = lengths[0] if lengths else 0
-            else:
-                self._start = mx.array(lengths, mx.int32)
+            self._start = self._longest if self.uniform else mx.array(self._lengths, mx.int32)
         return self._start
 
     @property
@@ -86,6 +105,8 @@ class RowPositions:
         if self.width:
             raise RoundOpenError("begin_round")
         self.width = width
+        self.limit, self.reach = self._longest + width, self._reach(width)
+        self._end = self._index = None  # they depend on the width
 
     def finish(self, kept: Sequence[int] | None) -> None:
         """Close the window; row b keeps its first ``kept[b]`` positions, or all of them.
@@ -121,30 +142,36 @@ class RowPositions:
             self._index = index[:, None, :, None]
         return self._index
 
-    def mask(self, width: int, window_size: int | None, as_array: bool) -> Mask:
+    def mask(
+        self, width: int, window_size: int | None, as_array: bool, dtype: mx.Dtype | None
+    ) -> Mask:
         """The attention mask of a window that is about to be appended.
 
         Args:
             width: queries per row, W.
             window_size: keys further back than this are hidden, if given.
-            as_array: whether the caller needs an array even where ``"causal"`` would do.
+            as_array: whether the caller computes with the mask himself: booleans, then.
+            dtype: the keys' type, if any are held.
 
         Returns:
-            ``None`` (nothing to hide), ``"causal"``, or booleans ``[W, K]`` (equal rows) or
-            ``[B, 1, W, K]`` that are true where a query may look.
+            ``None`` (nothing to hide), ``"causal"``, or an array ``[W, K]`` (equal rows) or
+            ``[B, 1, W, K]``: true where a query may look, or 0 there and ``-inf`` elsewhere.
         """
-        if self.uniform and window_size is None and not as_array:
-            return None if width == 1 else "causal"
-        if self.uniform and width == 1 and window_size is None:
-            return None
-        key = (width, window_size)
+        if self.uniform and window_size is None:
+            if width == 1:
+                return None
+            if not as_array and self._reach(width) == self._longest + width:
+                return "causal"
+        kind = dtype if self._plans and not as_array and width > 1 else None
+        key = (width, window_size, kind)
         if key not in self._masks:
-            self._masks[key] = self._make_mask(width, window_size)
+            mask = self._make_mask(width, window_size)
+            self._masks[key] = mask if kind is None else mx.where(mask, 0.0, -mx.inf).astype(kind)
         return self._masks[key]
 
     def _make_mask(self, width: int, window_size: int | None) -> mx.array:
         start = self.start
-        keys = mx.arange(max(self._lengths, default=0) + width, dtype=mx.int32)
+        keys = mx.arange(self._reach(width), dtype=mx.int32)
         queries = mx.arange(width, dtype=mx.int32)
         if isinstance(start, int):
             rows = (queries + start)[:, None]

@@ -66,6 +66,10 @@ class RaggedState:
         """Every buffer, to be evaluated after a prefill chunk."""
         return [array for layer in self.caches for array in layer.arrays()]
 
+    def window_width(self, needed: int, most: int) -> int:
+        """The width to give a window that needs ``needed`` of at most ``most`` positions."""
+        return self._positions.window_width(needed, most)
+
     def begin_round(self, width: int) -> None:
         """Open a window of ``width`` positions on every row. O(1).
 
@@ -105,7 +109,7 @@ class RaggedState:
         Raises:
             RoundOpenError: a round is open here or in one of ``rows``.
         """
-        parts = [part for part in (self, *rows) if part.row_count]
+        parts = [part for part in (self, *rows) if part.row_count] or [self]
         if any(part._positions.width for part in (self, *rows)):
             raise RoundOpenError("prepare_append")
         lengths = [length for part in parts for length in part.lengths]

@@ -44,6 +44,12 @@ class RowState(Protocol):
     def arrays(self) -> list[mx.array]:
         """Every buffer, to be evaluated."""
 
+    def window_width(self, needed: int, most: int) -> int:
+        """The width to give a window that needs ``needed`` of at most ``most`` positions.
+
+        More than needed is right padding: never sampled, never kept.
+        """
+
     def begin_round(self, width: int) -> None:
         """Open a window of ``width`` positions on every row."""
 

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from specdec.contract import ContextKind
 from specdec.errors import OptionError, TargetLacksError, UnsupportedModelError
-from specdec.state import row_state
+from specdec.state import NativeState, RaggedState, row_state, types_without_row_form
 from specdec.targets.intercept import Backbone, find_backbone
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from specdec.state import RowState
 
 __all__ = ["MlxLmTarget"]
+
+_MANY = 11  # rows of a probe; a number of heads that no model has
 
 
 @frozen(eq=False)
@@ -83,6 +85,7 @@ class MlxLmTarget:
             )
         self.vocab_size: int = logits.shape[2]
         self._port = self._probe_port(probe)
+        self._apart = self._why_rows_stay_apart()
         self._reason = self.new_state().reason
 
     @property
@@ -129,7 +132,7 @@ class MlxLmTarget:
 
     def new_state(self) -> RowState:
         """The state of one cold row."""
-        return row_state(make_prompt_cache(self.model))
+        return self._state(make_prompt_cache(self.model))
 
     def state_of(self, caches: Sequence[Any]) -> RowState:
         """The state of one row that continues the caller's mlx-lm caches.
@@ -150,7 +153,7 @@ class MlxLmTarget:
                 f"prompt_cache stands at different positions ({sorted(offsets)}) in different "
                 "layers; trim it with mlx_lm.models.cache.trim_prompt_cache or start a new one"
             )
-        return row_state(caches)
+        return self._state(caches)
 
     def forward(
         self,
@@ -200,6 +203,34 @@ class MlxLmTarget:
             logits = self.model(tokens, cache=caches)
         outputs = [recorded[i].output for i in wanted]
         return _Window(logits, outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, -1))
+
+    def _state(self, caches: Sequence[Any]) -> RowState:
+        if self._apart is not None:
+            return NativeState(caches, self._apart)
+        return row_state(caches)
+
+    def _why_rows_stay_apart(self) -> str | None:
+        """Why the model's code cannot take rows of different length in one call, if it cannot.
+
+        Some models broadcast the mask or the offsets over the wrong axis. With as many rows as no
+        model has heads the shapes show it; with as many as it has, nothing would.
+        """
+        if types_without_row_form(make_prompt_cache(self.model)):
+            return None
+        rows = [RaggedState(make_prompt_cache(self.model)) for _ in range(_MANY)]
+        state, others = rows[0], rows[1:]
+        try:
+            state.begin_round(1)
+            self.model(mx.zeros((1, 1), mx.uint32), cache=state.caches)
+            state.commit_round()
+            state.prepare_append(others).commit()
+            state.begin_round(2)
+            logits = self.model(mx.zeros((_MANY, 2), mx.uint32), cache=state.caches)
+        except (ValueError, TypeError, IndexError):  # what MLX raises for shapes and offsets
+            logits = None
+        if logits is not None and logits.shape == (_MANY, 2, self.vocab_size):
+            return None
+        return f"{type(self.model).__module__} cannot take rows of different length in one call"
 
     def _probe_port(self, probe: mx.array) -> _HiddenPort | None:
         """The hidden port, if one recorded call shows hidden states of one shape throughout."""

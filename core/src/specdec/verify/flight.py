@@ -25,7 +25,12 @@ def host_read(array: mx.array) -> Any:
 
 
 def window_tokens(
-    pending: Sequence[int], drafts: Sequence[Sequence[int]], device: mx.array | None, vocab: int
+    pending: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    device: mx.array | None,
+    *,
+    vocab: int,
+    width: int,
 ) -> mx.array:
     """The window ``[B, W]``: pending token, drafts, and padding that is never sampled nor kept.
 
@@ -35,11 +40,11 @@ def window_tokens(
         device: ``[B, d]`` drafts on the device.
         vocab: ids must be below it. Device ids are not known yet and are brought into range, so
             that a wrong one cannot read outside the embedding; it is cut after the host read.
+        width: positions of a window of host drafts, 1 + the longest of them or more.
     """
     if device is not None:
         heads = mx.array(list(pending), mx.int32)[:, None]
         return mx.concatenate([heads, mx.clip(device.astype(mx.int32), 0, vocab - 1)], axis=1)
-    width = 1 + max(map(len, drafts))
     # Padding repeats the pending token: any valid id would do.
     rows = [
         [token, *draft, *[token] * (width - 1 - len(draft))]
@@ -86,6 +91,11 @@ class Flight:
     device: DeviceProposal | None = None
     settled: bool = False
     errors: dict[int, Exception] = field(factory=dict)
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the window, B; rows that joined since are not in it."""
+        return self.samples.shape[0]
 
     @property
     def width(self) -> int:

@@ -67,6 +67,7 @@ class VerifyGroup:
         if provider is not None and target.no_speculation_reason is not None:
             provider, self._reason = None, target.no_speculation_reason
         self._lane: DraftLane | None = None
+        self._resting: DraftLane | None = None
         if provider is not None:
             self._lane = DraftLane(provider, drafter or provider.id, target)
         self._state: RowState | None = None
@@ -75,6 +76,7 @@ class VerifyGroup:
         self._flight: Flight | None = None
         self._firsts: dict[int, mx.array] = {}
         self._in_round = False
+        self._closing = False
         self._dead: str | None = None
         self._rounds = 0
 
@@ -96,6 +98,8 @@ class VerifyGroup:
             ClosedError: after ``close``.
         """
         self._check("admit")
+        if self._resting is not None and any(r.num_draft_tokens for r in requests):
+            self._lane, self._resting = self._resting, None
         with mx.stream(self._stream):
             newcomers = [
                 read_prompt(self.target, self._lane, request, self._step_size)
@@ -106,7 +110,9 @@ class VerifyGroup:
         return [newcomer.row for newcomer in newcomers]
 
     def _join(self, newcomers: Sequence[Newcomer]) -> None:
-        self._drop_flight()
+        if self._flight is not None:
+            # The live rows use its samples in the next round, and the new rows begin after it.
+            self._commit_plain(self._flight)
         rows = [newcomer.row for newcomer in newcomers]
         live = len(self.rows)
         states = [newcomer.state for newcomer in newcomers]
@@ -164,7 +170,7 @@ class VerifyGroup:
                         None if logits is None else self._verifier.first(row, logits)
                         for row, logits in zip(self.rows, firsts, strict=True)
                     ]
-                    return Round(self.rows, outcomes, self._settle_firsts)
+                    return Round(self.rows, outcomes, lambda done: self._settle(done, None))
                 flight, outcomes = self._fly()
                 return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
         except BaseException as error:
@@ -186,16 +192,19 @@ class VerifyGroup:
         if self._may_begin_early(flight):
             self._commit_plain(flight)
             self._flight = self._verifier.launch(self.rows, self._state, None, after=flight)
-        outcomes = self._verifier.land(self.rows, flight, self._lane)
+        landed = self._verifier.land(self.rows[: flight.row_count], flight, self._lane)
+        joined = len(self.rows) - flight.row_count
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
-        return flight, outcomes
+        return flight, [*landed, *[None] * joined]
 
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
         assert self._state is not None
         if self._lane is not None or flight.width != 1 or not self._state.can_roll_back:
+            return False
+        if flight.row_count < len(self.rows):
             return False
         for row in self.rows:
             budget = row.budget
@@ -218,9 +227,12 @@ class VerifyGroup:
         lane = self._lane
         if lane is None:
             return None
-        if any(row.width for row in self.rows) and (
-            lane.is_open or lane.reopen(self.rows, self._samplers)
-        ):
+        if not any(row.width for row in self.rows):
+            # Nobody drafts, which then costs nothing; a request that would brings it back.
+            lane.close()
+            self._lane, self._resting = None, lane
+            return None
+        if lane.is_open or lane.reopen(self.rows, self._samplers):
             return lane
         self._let_go(lane)
         return None
@@ -228,7 +240,7 @@ class VerifyGroup:
     def _let_go(self, lane: DraftLane) -> None:
         self._note_failures(lane)
         lane.close()
-        self._lane, self._reason = None, lane.reason or self._reason
+        self._lane, self._reason = None, lane.reason
         for row in self.rows:
             row.stats.reason = row.stats.reason or self._reason
 
@@ -239,44 +251,38 @@ class VerifyGroup:
 
     # What follows a round.
 
-    def _settle_firsts(self, done: Round) -> None:
-        for index in self._firsts:
-            outcome = done.outcomes[index]
-            if outcome is not None:
-                stats = self.rows[index].stats
-                stats.count_round(0, outcome.acceptance, done.delivered[index])
-                stats.rounds -= 1  # a target forward, but no verify window
-        self._firsts = {}
-        self._in_round = False
-        with mx.stream(self._stream):
-            self._retire()
-
-    def _settle(self, done: Round, flight: Flight) -> None:
+    def _settle(self, done: Round, flight: Flight | None) -> None:
         """Commit what was delivered to target and drafter, then retire rows that ended."""
-        assert self._state is not None
         with mx.stream(self._stream):
             try:
-                kept = [done.kept(index) for index in range(len(self.rows))]
-                if not flight.settled:
-                    self._state.rollback([1 + count for count in kept])
-                    for row, count in zip(self.rows, kept, strict=True):
-                        row.processed += 1 + count
-                    lane = self._lane
-                    if lane is not None:
-                        lane.commit(kept, flight.context)
-                        self._note_failures(lane)
-                for index, row in enumerate(self.rows):
-                    outcome = done.outcomes[index]
-                    if outcome is not None:
-                        row.stats.count_round(
-                            outcome.drafted, outcome.acceptance, done.delivered[index]
-                        )
+                if flight is None:
+                    self._firsts = {}
+                elif not flight.settled:
+                    self._commit([done.kept(index) for index in range(len(self.rows))], flight)
+                for row, outcome, delivered in zip(
+                    self.rows, done.outcomes, done.delivered, strict=True
+                ):
+                    if outcome is None:
+                        continue
+                    row.stats.count_round(outcome.drafted, outcome.acceptance, delivered)
+                    row.stats.rounds -= flight is None  # a target forward, but no verify window
                 self._in_round = False
                 self._retire()
             except BaseException as error:
                 self._in_round = False
                 self._fail(error)
                 raise
+        if self._closing:
+            self.close()
+
+    def _commit(self, kept: Sequence[int], flight: Flight) -> None:
+        assert self._state is not None
+        self._state.rollback([1 + count for count in kept])
+        for row, count in zip(self.rows, kept, strict=True):
+            row.processed += 1 + count
+        if self._lane is not None:
+            self._lane.commit(kept, flight.context)
+            self._note_failures(self._lane)
 
     def _retire(self) -> None:
         """Give ended rows' caches back, then drop the rows everywhere."""
@@ -304,6 +310,7 @@ class VerifyGroup:
         self._samplers.filter_rows(keep)
         if self._lane is not None:
             self._lane.filter_rows(keep)
+            self._note_failures(self._lane)
         if flight is not None:
             self._flight = flight if keep else None
             flight.take(keep)
@@ -342,13 +349,19 @@ class VerifyGroup:
     # Ends.
 
     def close(self) -> None:
-        """End all rows and give their caches back; at any time, any number of times."""
+        """End all rows and give their caches back; at any time, any number of times.
+
+        Inside a round it takes effect when the round is left.
+        """
         if self._dead is not None:
+            return
+        for row in self.rows:
+            row.end("cancelled")
+        if self._in_round:
+            self._closing = True
             return
         with mx.stream(self._stream):
             self._drop_flight()
-            for row in self.rows:
-                row.end("cancelled")
             self._retire()
         if self._lane is not None:
             self._lane.close()
@@ -365,11 +378,13 @@ class VerifyGroup:
         self._dead = f"{type(error).__name__}: {error}"
         if self._lane is not None:
             self._lane.close()
-        with suppress(Exception), mx.stream(self._stream):
-            self._drop_flight()
+        with mx.stream(self._stream):
+            with suppress(Exception):
+                self._drop_flight()
             for index, row in enumerate(self.rows):
                 if row.request.cache is not None:
-                    self._give_back(index, row)
+                    with suppress(Exception):
+                        self._give_back(index, row)
 
     def _check(self, verb: str) -> None:
         if self._in_round:

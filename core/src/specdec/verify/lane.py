@@ -83,9 +83,11 @@ class DraftLane:
         return self._rows is not None
 
     @property
-    def reason(self) -> str | None:
-        """Why there is none, after a failure."""
-        return f"drafter {self.name} failed: {self.last_error}" if self.last_error else None
+    def reason(self) -> str:
+        """Why there is none and there will be none."""
+        if self.last_error is None:
+            return f"drafter {self.name} cannot join rows that decode without it"
+        return f"drafter {self.name} failed: {self.last_error}"
 
     # Prompts.
 
@@ -95,30 +97,47 @@ class DraftLane:
             return None
         try:
             group = self._grouped.open_prefill(target=self._target, checkpoints=[None])
+        except Exception as error:
+            self.fail(error)
+            return None
+        try:
             self._learn_context(group.context, tuple(group.tap_layers))
         except Exception as error:
             self.fail(error)
+            self.shut(group)
             return None
         return group
 
     def read(self, group: DraftPrefillGroup, tokens: mx.array, context: mx.array | None) -> bool:
-        """Give a prefill group the chunk that the target has read; false after a failure."""
+        """Give a prefill group the chunk that the target has read.
+
+        Returns:
+            Whether it took it; after a failure the group is closed.
+        """
         try:
             group.prefill(tokens, context)
         except Exception as error:
             self.fail(error)
+            self.shut(group)
             return False
         return True
 
     def checkpoint(self, group: DraftPrefillGroup) -> RowCheckpoint | None:
         """Hand a read prompt over: capture its row and close the group."""
+        checkpoint = None
         try:
             checkpoint = group.capture(0)
-            group.close()
         except Exception as error:
             self.fail(error)
-            return None
+        self.shut(group)
         return checkpoint
+
+    def shut(self, group: DraftPrefillGroup | DraftRowGroup) -> None:
+        """Close a group. Raising here is counted, but leaves nothing to give up."""
+        try:
+            group.close()
+        except Exception as error:
+            self._note(error)
 
     # Membership.
 
@@ -151,7 +170,7 @@ class DraftLane:
         if self._rows is None:
             return
         try:
-            self._rows.filter_rows(keep)
+            self._rows.filter_rows(list(keep))
         except Exception as error:
             self.fail(error)
 
@@ -176,7 +195,10 @@ class DraftLane:
         checkpoints: list[RowCheckpoint] = []
         for row in rows:
             group = self.open_prefill()
-            if group is None or group.prefill_mode is not PrefillMode.TAIL_SPLIT:
+            if group is None:
+                return False
+            if group.prefill_mode is not PrefillMode.TAIL_SPLIT:
+                self.shut(group)
                 return False
             history = row.tokens[:-1]
             if history and not self.read(group, mx.array([history], mx.int32), None):
@@ -203,20 +225,24 @@ class DraftLane:
         group = self._rows
         if group is None:
             return nothing
-        pending, steps = [row.pending for row in rows], [row.steps for row in rows]
+
+        def asked() -> tuple[list[int], list[int], list[int]]:
+            # New lists for each call: a drafter that writes into them changes nothing here.
+            return [row.pending for row in rows], list(depths), [row.steps for row in rows]
+
         try:
             if max(depths) > 0 and isinstance(group, SupportsDeviceDraft):
-                device = group.draft_device(pending, depths, steps)
+                device = group.draft_device(*asked())
                 if device is not None:
                     fault = check_device(device, depths)
                     if fault is not None:
                         raise ContractError(fault)
                     return Drafts(nothing.rows, device)
-            proposal = group.draft(pending, depths, steps)
+            # Reading a proposal runs the drafter's code as well, so it may raise as well.
+            drafts, faults = check_host(group.draft(*asked()), depths, vocab_size)
         except Exception as error:
             self.fail(error)
             return nothing
-        drafts, faults = check_host(proposal, depths, vocab_size)
         self.blame(rows, faults)
         return Drafts(drafts)
 
@@ -225,7 +251,7 @@ class DraftLane:
         if self._rows is None:
             return
         try:
-            self._rows.commit(accepted, context)
+            self._rows.commit(list(accepted), context)
         except Exception as error:
             self.fail(error)
 
@@ -243,10 +269,8 @@ class DraftLane:
 
     def fail(self, error: Exception) -> None:
         """Note an exception of the drafter and close its group."""
-        self.failures += 1
-        text = " ".join(str(error).split())
-        self.last_error = f"{type(error).__name__}: {text}" if text else type(error).__name__
         self._drop()
+        self._note(error)
 
     def close(self) -> None:
         """Close the group; the provider stays."""
@@ -258,10 +282,12 @@ class DraftLane:
     def _drop(self) -> None:
         group, self._rows = self._rows, None
         if group is not None:
-            try:
-                group.close()
-            except Exception as error:
-                self.last_error = self.last_error or f"{type(error).__name__}: {error}"
+            self.shut(group)
+
+    def _note(self, error: Exception) -> None:
+        self.failures += 1
+        text = " ".join(str(error).split())
+        self.last_error = f"{type(error).__name__}: {text}" if text else type(error).__name__
 
     def _learn_context(self, context: ContextKind, taps: tuple[int, ...]) -> None:
         if taps != self.taps or (context is ContextKind.TAPS) != bool(taps):

@@ -76,13 +76,18 @@ def read_prompt(
             group = None
         return window
 
-    progress(0, total)
-    for start in range(0, total - 1, step_size):
-        chunk = prompt[start : min(start + step_size, total - 1)]
-        read(chunk)
-        progress(start + len(chunk), total)
-        mx.clear_cache()
-    first = read(prompt[-1:]).logits if whole else None
+    try:
+        progress(0, total)
+        for start in range(0, total - 1, step_size):
+            chunk = prompt[start : min(start + step_size, total - 1)]
+            read(chunk)
+            progress(start + len(chunk), total)
+            mx.clear_cache()
+        first = read(prompt[-1:]).logits if whole else None
+    except BaseException:
+        if group is not None and lane is not None:
+            lane.shut(group)
+        raise
     checkpoint = lane.checkpoint(group) if group is not None and lane is not None else None
     row = Row(
         request=request,

@@ -34,11 +34,12 @@ def check_host(proposal: object, depths: Sequence[int], vocab_size: int) -> Chec
         B lists of valid ids, and per row what was wrong with it, if anything.
     """
     rows = proposal.tokens if isinstance(proposal, Proposal) else proposal
-    if not isinstance(rows, Sequence) or isinstance(rows, str) or len(rows) != len(depths):
-        size = len(rows) if isinstance(rows, Sequence) else type(rows).__name__
-        fault = f"draft() returned {size} where {len(depths)} lists were asked for"
+    lists = rows if isinstance(rows, Sequence) and not isinstance(rows, str) else None
+    if lists is None or len(lists) != len(depths):
+        found = type(rows).__name__ if lists is None else len(lists)
+        fault = f"draft() returned {found} where {len(depths)} lists were asked for"
         return [[] for _ in depths], [fault] * len(depths)
-    cut = [_cut(row, depth, vocab_size) for row, depth in zip(rows, depths, strict=True)]
+    cut = [_cut(row, depth, vocab_size) for row, depth in zip(lists, depths, strict=True)]
     return [ids for ids, _ in cut], [fault for _, fault in cut]
 
 

@@ -33,12 +33,15 @@ class RowOutcome:
         drafted: ids that were verified for it.
         logprobs: ``[B, W, V]`` of the window it came from.
         index: its place in ``logprobs``.
+        error: what the request's own sampler or stop rule raised after these tokens; the row ends
+            with it.
     """
 
     acceptance: Acceptance
     drafted: int
     logprobs: mx.array
     index: int
+    error: Exception | None = None
 
 
 class Round:
@@ -99,10 +102,13 @@ class Round:
             row.end_token = acceptance.end_token
             row.end("stop")
             yield self._emission(outcome, acceptance.end_token, last + 1, False)
+        elif outcome.error is not None:
+            row.end("error", outcome.error)
 
     def _emission(self, outcome: RowOutcome, token: int, position: int, content: bool) -> Emission:
         acceptance = outcome.acceptance
-        ends = not content or (position == len(acceptance.tokens) - 1 and not acceptance.end_token)
+        last = len(acceptance.tokens) - 1
+        ends = not content or (position == last and acceptance.end_token is None)
         return Emission(
             token,
             position < acceptance.accepted,
@@ -151,7 +157,8 @@ class Round:
             if outcome is None:
                 continue
             acceptance = outcome.acceptance
+            ends = acceptance.ending is not None or outcome.error is not None
             # What was not handed out cannot be taken back into the window: the row ends here.
-            if self.delivered[index] < len(acceptance.tokens) or acceptance.ending is not None:
+            if self.delivered[index] < len(acceptance.tokens) or ends:
                 row.end("cancelled")
         self._settle(self)

@@ -18,7 +18,7 @@ from specdec.verify.proposals import cut_device
 from specdec.verify.round import RowOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from specdec.state import RowState
     from specdec.targets import Target
@@ -68,8 +68,15 @@ class Verifier:
             if lane is not None:
                 proposed = lane.propose(rows, depths, vocab)
                 drafts, device = proposed.rows, proposed.device
-            ids = None if device is None else device.tokens
-            tokens = window_tokens([row.pending for row in rows], drafts, ids, vocab)
+            tokens = window_tokens(
+                [row.pending for row in rows],
+                drafts,
+                None if device is None else device.tokens,
+                vocab=vocab,
+                width=state.window_width(
+                    1 + max(map(len, drafts)), 1 + max(row.width for row in rows)
+                ),
+            )
         state.begin_round(tokens.shape[1])
         if lane is not None and lane.is_open:
             window = self._target.forward(tokens, state, lane.context, lane.taps)
@@ -91,18 +98,16 @@ class Verifier:
         drafts = flight.drafts
         if flight.device is not None:
             drafts = self._resolve(rows, flight, landed, lane)
-        for index, error in flight.errors.items():
-            rows[index].end("error", error)
         outcomes: list[RowOutcome | None] = []
         for index, row in enumerate(rows):
             draft = drafts[index]
-            samples: Sequence[int] | Iterator[int] = landed.samples[index][: len(draft) + 1]
+            samples: Iterable[int] = landed.samples[index][: len(draft) + 1]
             sampler = self._samplers.callable_of(index)
-            if sampler is not None and flight.width > 1:
+            if index in flight.errors:
+                samples = _raising(flight.errors[index])
+            elif sampler is not None and flight.width > 1:
                 samples = _one_by_one(sampler, flight.logprobs[index], len(draft) + 1)
-            outcomes.append(
-                RowOutcome(_accept(row, draft, samples), len(draft), flight.logprobs, index)
-            )
+            outcomes.append(_walk(row, draft, samples, flight.logprobs, index))
         return outcomes
 
     def first(self, row: Row, logits: mx.array) -> RowOutcome:
@@ -117,10 +122,10 @@ class Verifier:
         alone.prepare_append([(row.request.sampling, row.seed)]).commit()
         sampler = alone.callable_of(0)
         if sampler is not None:
-            samples: Sequence[int] | Iterator[int] = _one_by_one(sampler, logprobs[0], 1)
+            samples: Iterable[int] = _one_by_one(sampler, logprobs[0], 1)
         else:
             samples = host_read(alone.draw(logprobs, [row.steps]))[0]
-        return RowOutcome(_accept(row, (), samples), 0, logprobs, 0)
+        return _walk(row, (), samples, logprobs, 0)
 
     def _resolve(
         self, rows: Sequence[Row], flight: Flight, landed: Landed, lane: DraftLane | None
@@ -128,15 +133,14 @@ class Verifier:
         """Device drafts, now on the host, cut to what is valid."""
         assert flight.device is not None
         assert landed.device is not None
-        resolved: object = landed.device
+        read, cut = landed.device, (flight.depths, self._target.vocab_size)
         try:
-            resolved = flight.device.resolve([token for row in landed.device for token in row])
+            resolved = flight.device.resolve([token for row in read for token in row])
+            drafts, faults = cut_device(read, landed.lengths, resolved, *cut)
         except Exception as error:
             if lane is not None:
                 lane.fail(error)
-        drafts, faults = cut_device(
-            landed.device, landed.lengths, resolved, flight.depths, self._target.vocab_size
-        )
+            drafts, faults = cut_device(read, landed.lengths, read, *cut)
         if lane is not None:
             lane.blame(rows, faults)
         return drafts
@@ -166,17 +170,30 @@ def _one_by_one(
         yield int(host_read(sampler(logprobs[position][None]).reshape(1))[0])
 
 
-def _accept(row: Row, draft: Sequence[int], samples: Sequence[int] | Iterator[int]) -> Acceptance:
+def _raising(error: Exception) -> Iterator[int]:
+    """Samples of a row whose sampler has raised already."""
+    raise error
+    yield 0
+
+
+def _walk(
+    row: Row, draft: Sequence[int], samples: Iterable[int], logprobs: mx.array, index: int
+) -> RowOutcome:
+    """What a row takes from its window; the tokens before its own sampler or stop rule raised."""
     request = row.request
+    passed: list[int] = []
+
+    def stops(token: int) -> bool:
+        stop = request.stops is not None and request.stops(token)
+        passed.append(token)
+        return stop
+
     try:
-        return accept_tokens(
-            draft,
-            samples,
-            end_tokens=request.end_tokens,
-            budget=row.budget,
-            stops=request.stops,
+        acceptance = accept_tokens(
+            draft, samples, end_tokens=request.end_tokens, budget=row.budget, stops=stops
         )
     except Exception as error:
-        # The request's own sampler or stop rule raised: its row ends alone.
-        row.end("error", error)
-        return Acceptance(0, ())
+        # Each token that was passed was an accepted draft, or the walk would have ended there.
+        kept = Acceptance(len(passed), tuple(passed))
+        return RowOutcome(kept, len(passed), logprobs, index, error)
+    return RowOutcome(acceptance, len(draft), logprobs, index)

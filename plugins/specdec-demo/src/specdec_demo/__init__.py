@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MODELS", "copy_prompts", "path", "prompts"]
+__all__ = ["MODELS", "PROMPTS", "path", "prompts"]
 
 _HERE: Final = Path(__file__).parent
 
 MODELS: Final = ("demo-qwen3", "demo-qwen3-draft", "demo-qwen3-dflash", "demo-qwen3_5")
 """Names of the models that this package ships; ``demo`` is short for the first one."""
+
+PROMPTS: Final = {"demo": "prompts-dev.jsonl", "demo-copy": "prompts-copy.jsonl"}
+"""Prompt files of this package, by name."""
 
 
 def path(name: str = "demo") -> Path:
@@ -32,11 +35,16 @@ def path(name: str = "demo") -> Path:
     return _HERE / "models" / chosen
 
 
-def prompts() -> Path:
-    """A JSON Lines file of 100 prompts from held-out files: ``id``, ``kind``, ``text``."""
-    return _HERE / "prompts-dev.jsonl"
+def prompts(name: str = "demo") -> Path:
+    """A JSON Lines file of prompts, each an object with ``text``.
 
+    Args:
+        name: ``"demo"`` for 100 prompts of held-out files (code, prose, chat), ``"demo-copy"`` for
+            prompts that ask for text to be repeated: edit this file, quote this passage.
 
-def copy_prompts() -> Path:
-    """A JSON Lines file of copy-heavy prompts: edit this file, quote this text."""
-    return _HERE / "prompts-copy.jsonl"
+    Raises:
+        ValueError: there is no such file; lists those there are.
+    """
+    if name not in PROMPTS:
+        raise ValueError(f"there are no demo prompts {name!r}; there are {', '.join(PROMPTS)}")
+    return _HERE / PROMPTS[name]

@@ -1,0 +1,154 @@
+"""``specdec generate``: stream a text, then say what ran."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from specdec.cli.options import (
+    add_drafter_options,
+    add_sampling,
+    check_sampling,
+    drafter_options,
+    read_text,
+)
+from specdec.errors import OptionError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from specdec.generation import GenerationResponse
+    from specdec.verify import GenerationStats
+
+__all__ = ["add_parser", "run_generate"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("generate", help="generate a text with a drafter")
+    parser.add_argument(
+        "--model", default="demo", help="a folder, a bundled model (demo) or a hub id"
+    )
+    parser.add_argument(
+        "--drafter", default="none", help="a kind (ngram), a drafter's folder, or none"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="the prompt")
+    source.add_argument("--prompt-file", help="a file with the prompt; - for standard input")
+    parser.add_argument("--chat", action="store_true", help="apply the model's chat template")
+    parser.add_argument("--max-tokens", type=int, default=256, help="-1 for no limit")
+    parser.add_argument("--num-draft-tokens", type=int, help="drafts a round; 0 runs plain")
+    add_drafter_options(parser)
+    add_sampling(parser)
+    parser.add_argument("--json", action="store_true", help="print one object instead of text")
+    parser.set_defaults(run=run_generate)
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """Generate, and print the text with a summary, or one JSON object.
+
+    Raises:
+        SpecdecError: a mistake of the user's, found before anything is printed.
+    """
+    sampling = check_sampling(args)
+    if args.num_draft_tokens is not None and args.num_draft_tokens < 0:
+        raise OptionError(
+            f"--num-draft-tokens is {args.num_draft_tokens}; give 1 or more, or 0 to run plain"
+        )
+    if args.max_tokens == 0 or args.max_tokens < -1:
+        raise OptionError(f"--max-tokens is {args.max_tokens}; give 1 or more, or -1 for no limit")
+    prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
+    if not prompt:
+        raise OptionError("the prompt is empty; give some text")
+    options = drafter_options(args)
+    from specdec.drafters import check_drafter, load_drafter
+    from specdec.generation import stream_generate
+    from specdec.models import load_model
+
+    if args.drafter != "none":
+        check_drafter(args.drafter)
+    model, tokenizer = load_model(args.model)
+    drafter = None
+    if args.drafter != "none":
+        # 0 asks for no draft, so the drafter is loaded as it is and the statistics say the rest.
+        width = args.num_draft_tokens or None
+        drafter = load_drafter(args.drafter, model, tokenizer, num_draft_tokens=width, **options)
+    responses = stream_generate(
+        model,
+        tokenizer,
+        _with_template(prompt, tokenizer) if args.chat else prompt,
+        max_tokens=args.max_tokens,
+        drafter=drafter,
+        num_draft_tokens=args.num_draft_tokens,
+        **sampling,  # type: ignore[arg-type]  # checked above
+    )
+    parts: list[str] = []
+    tokens: list[int] = []
+    last: GenerationResponse | None = None
+    for response in responses:
+        if not args.json:
+            print(response.text, end="", flush=True)
+        parts.append(response.text)
+        tokens.append(response.token)
+        last = response
+    assert last is not None
+    assert last.stats is not None
+    # An end token is the last response's, but no content.
+    tokens = tokens[: last.stats.emitted]
+    if args.json:
+        print(json.dumps(_as_object("".join(parts), tokens, last, last.stats)))
+    else:
+        print(f"\n{'=' * 10}\n{_summary(last, last.stats)}")
+    return 0
+
+
+def _with_template(prompt: str, tokenizer: Any) -> list[int]:
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise OptionError("--chat was given, but the model's tokenizer has no chat template")
+    message = [{"role": "user", "content": prompt}]
+    ids: list[int] = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+    return ids
+
+
+def _as_object(
+    text: str, tokens: list[int], last: GenerationResponse, stats: GenerationStats
+) -> dict[str, Any]:
+    return {
+        "text": text,
+        "tokens": tokens,
+        "finish_reason": last.finish_reason,
+        **stats.as_dict(),
+        "tokens_per_second": last.generation_tps,
+        "prompt_tokens_per_second": last.prompt_tps,
+        "peak_memory": last.peak_memory,
+    }
+
+
+def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
+    lines = []
+    if stats.drafter is None:
+        lines.append(f"drafter: none ({stats.reason})")
+    else:
+        why = f" ({stats.reason})" if stats.reason else ""
+        lines.append(f"drafter: {stats.drafter}, {stats.num_draft_tokens} drafts a round{why}")
+    lines.append(
+        f"tokens: {stats.emitted} in {stats.target_forwards} forwards, "
+        f"{stats.tokens_per_forward:.2f} per forward"
+    )
+    if stats.drafted:
+        accepted = stats.accepted_per_position + [0] * len(stats.drafted_per_position)
+        shares = " ".join(
+            f"{100 * a / d:.0f}%"
+            for a, d in zip(accepted, stats.drafted_per_position, strict=False)
+        )
+        lines.append(f"accepted: {stats.accepted} of {stats.drafted}; by position {shares}")
+    if stats.draft_errors or stats.invalid_drafts:
+        lines.append(
+            f"drafter faults: raised {stats.draft_errors} times, {stats.invalid_drafts} invalid "
+            f"proposals; last: {stats.last_draft_error}"
+        )
+    lines.append(
+        f"speed: {last.generation_tps:.1f} tokens/s; prompt of {last.prompt_tokens} tokens at "
+        f"{last.prompt_tps:.1f} tokens/s; peak memory {last.peak_memory:.2f} GB"
+    )
+    return "\n".join(lines)
