@@ -27,17 +27,17 @@ MAY_IMPORT = {
     **dict.fromkeys(NUMERICS | {"verify", "targets"}, {"errors", "contract"} | NUMERICS),
 }
 LOWER = {*MAY_IMPORT}
-FRONT = {"generation", "batch", "drafters"}
+FRONT = {"generation", "batch", "drafters", "benchmark", "models"}
 MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
 MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec"}, "specdec": LOWER | FRONT}
-MAY_IMPORT |= {"testing": {*MAY_IMPORT}}
+MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "__main__": {"cli"}}
 
 # verify is annotated with what it drives; it never imports it at run time.
 MAY_NAME_IN_TYPES = {("verify", "targets")}
 
 HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "safetensors", "numpy"}
-LIGHT = {"specdec", "errors", "contract", "plugins", "cli"}
-MLX_AT_IMPORT = NUMERICS | {"targets", "verify", "generation", "drafters", "batch", "testing"}
+LIGHT = {"specdec", "errors", "contract", "plugins", "cli", "models"}
+MLX_AT_IMPORT = NUMERICS | FRONT | {"targets", "verify", "testing"}
 NEVER_MLX = {"errors", "contract", "plugins"}
 PURE = {"verify/accept.py"}
 

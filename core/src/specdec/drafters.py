@@ -117,11 +117,12 @@ def load_drafter(
         options=options,
     )
     loaded = chosen.load(request)
-    validate_provider(loaded.provider, str(default_registry().owner(chosen.name)))
     try:
+        validate_provider(loaded.provider, str(default_registry().owner(chosen.name)))
         _open_once(loaded.provider, chosen.name, target)
     except BaseException:
-        loaded.provider.close()
+        # What is no whole provider may still hold weights.
+        getattr(loaded.provider, "close", lambda: None)()
         raise
     return LoadedDrafter(chosen.name, loaded, target)
 

@@ -12,6 +12,7 @@ from specdec.cli.options import (
     drafter_options,
     read_text,
 )
+from specdec.cli.progress import prompt_progress
 from specdec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def run_generate(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         drafter=drafter,
         num_draft_tokens=args.num_draft_tokens,
+        prompt_progress_callback=prompt_progress(),
         **sampling,  # type: ignore[arg-type]  # checked above
     )
     parts: list[str] = []

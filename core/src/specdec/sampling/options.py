@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from typing import TYPE_CHECKING
 
@@ -19,12 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["SamplingOptions"]
 
 
+# Beyond these, scores divided by the temperature leave float32, and filtered tokens come back.
+_COLDEST, _HOTTEST = 1e-30, 1e30
+
+
 def _number(
-    low: float, high: float, hint: str
+    low: float, high: float, hint: str, *, or_zero: bool = False
 ) -> Callable[[object, Attribute[float], float], None]:
     def check(_instance: object, attribute: Attribute[float], value: float) -> None:
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if not numeric or not math.isfinite(value) or not low <= value <= high:
+        if not numeric or not (low <= value <= high or (or_zero and value == 0)):
             raise OptionError(f"{attribute.name} is {value!r}; {hint}")
 
     return check
@@ -59,7 +62,15 @@ class SamplingOptions:
         OptionError: a value out of range; names it.
     """
 
-    temp: float = field(default=0.0, validator=_number(0, math.inf, "give 0 (greedy) or more"))
+    temp: float = field(
+        default=0.0,
+        validator=_number(
+            _COLDEST,
+            _HOTTEST,
+            f"give 0 (greedy) or a number from {_COLDEST:g} to {_HOTTEST:g}",
+            or_zero=True,
+        ),
+    )
     top_p: float = field(default=0.0, validator=_number(0, 1, "give a number from 0 to 1"))
     min_p: float = field(default=0.0, validator=_number(0, 1, "give a number from 0 to 1"))
     top_k: int = field(default=0, validator=_count)

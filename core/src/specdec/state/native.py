@@ -157,8 +157,13 @@ class NativeState:
         return copy.deepcopy(self._rows[row])
 
     def write_back(self, row: int, caches: Sequence[Any]) -> None:
-        """Nothing to do: the row lives in the caller's caches."""
-        assert all(a is b for a, b in zip(self._rows[row], caches, strict=True))
+        """Nothing to do where the row lives in the caller's caches, as it always should.
+
+        Raises:
+            RollbackError: they are other caches.
+        """
+        if [id(cache) for cache in self._rows[row]] != [id(cache) for cache in caches]:
+            raise RollbackError("a row of native caches can only be given back to its own caches")
 
     def _swap(self, rows: list[list[Any]], lengths: list[int]) -> None:
         self._rows, self._lengths = rows, lengths

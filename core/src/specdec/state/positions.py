@@ -101,9 +101,12 @@ class RowPositions:
 
         Raises:
             RoundOpenError: one is open.
+            RollbackError: no positions at all.
         """
         if self.width:
             raise RoundOpenError("begin_round")
+        if width < 1:
+            raise RollbackError(f"a round of {width} positions was begun; give 1 or more")
         self.width = width
         self.limit, self.reach = self._longest + width, self._reach(width)
         self._end = self._index = None  # they depend on the width

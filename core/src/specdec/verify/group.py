@@ -174,14 +174,8 @@ class VerifyGroup:
                 flight, outcomes = self._fly()
                 return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
         except BaseException as error:
-            self._in_round = False
             self._fail(error)
-            if not isinstance(error, Exception):
-                raise
-            raise GroupFailedError(
-                f"the target failed ({type(error).__name__}: {error}); committed tokens are kept, "
-                "admit the requests to a new group"
-            ) from error
+            raise
 
     def _fly(self) -> tuple[Flight, list[RowOutcome | None]]:
         assert self._state is not None
@@ -269,7 +263,6 @@ class VerifyGroup:
                 self._in_round = False
                 self._retire()
             except BaseException as error:
-                self._in_round = False
                 self._fail(error)
                 raise
         if self._closing:
@@ -291,7 +284,7 @@ class VerifyGroup:
             return
         assert self._state is not None
         flight = self._flight
-        if flight is not None:
+        if flight is not None and not flight.settled:
             # The early window holds the last token. An ended row keeps it where its cache is the
             # caller's, for which it is the final read.
             early = [int(row.finish is None or self._unread(row) == 1) for row in self.rows]
@@ -312,8 +305,10 @@ class VerifyGroup:
             self._lane.filter_rows(keep)
             self._note_failures(self._lane)
         if flight is not None:
-            self._flight = flight if keep else None
-            flight.take(keep)
+            # Rows that joined since are behind those of the window.
+            still = [index for index in keep if index < flight.row_count]
+            self._flight = flight if still else None
+            flight.take(still)
         self.rows = [self.rows[index] for index in keep]
 
     def _publish(self, index: int, row: Row) -> None:
@@ -352,6 +347,9 @@ class VerifyGroup:
         """End all rows and give their caches back; at any time, any number of times.
 
         Inside a round it takes effect when the round is left.
+
+        Raises:
+            GroupFailedError: the target failed while it completed a caller's cache.
         """
         if self._dead is not None:
             return
@@ -361,8 +359,12 @@ class VerifyGroup:
             self._closing = True
             return
         with mx.stream(self._stream):
-            self._drop_flight()
-            self._retire()
+            try:
+                self._drop_flight()
+                self._retire()
+            except BaseException as error:
+                self._fail(error)
+                raise
         if self._lane is not None:
             self._lane.close()
         self._dead = "closed"
@@ -374,7 +376,12 @@ class VerifyGroup:
             state.rollback([0] * state.row_count)
 
     def _fail(self, error: BaseException) -> None:
-        """The group is invalid; its rows' committed tokens and the callers' caches are saved."""
+        """The group is invalid; its rows' committed tokens and the callers' caches are saved.
+
+        Raises:
+            GroupFailedError: from the error, unless that is an interrupt.
+        """
+        self._in_round = False
         self._dead = f"{type(error).__name__}: {error}"
         if self._lane is not None:
             self._lane.close()
@@ -385,6 +392,11 @@ class VerifyGroup:
                 if row.request.cache is not None:
                     with suppress(Exception):
                         self._give_back(index, row)
+        if isinstance(error, Exception):
+            raise GroupFailedError(
+                f"the target failed ({self._dead}); committed tokens are kept, "
+                "admit the requests to a new group"
+            ) from error
 
     def _check(self, verb: str) -> None:
         if self._in_round:

@@ -70,6 +70,8 @@ class Round:
     def deliver(self, index: int) -> Iterator[Emission]:
         """Hand out one row's tokens in order; each counts as delivered once it is handed out.
 
+        Asked again, it goes on behind what was handed out.
+
         Args:
             index: the row's place in ``rows``.
 
@@ -81,10 +83,12 @@ class Round:
             return
         acceptance = outcome.acceptance
         last = len(acceptance.tokens) - 1
-        for position, token in enumerate(acceptance.tokens):
+        while self.delivered[index] <= last:
             if row.is_cancelled():
                 row.end("cancelled")
                 return
+            position = self.delivered[index]
+            token = acceptance.tokens[position]
             finish = (
                 acceptance.ending if position == last and acceptance.end_token is None else None
             )

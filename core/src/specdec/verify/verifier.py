@@ -65,6 +65,7 @@ class Verifier:
             tokens = after.samples
         else:
             vocab = self._target.vocab_size
+            most = 1 + max(row.width for row in rows)  # before a row stands down in this round
             if lane is not None:
                 proposed = lane.propose(rows, depths, vocab)
                 drafts, device = proposed.rows, proposed.device
@@ -73,9 +74,7 @@ class Verifier:
                 drafts,
                 None if device is None else device.tokens,
                 vocab=vocab,
-                width=state.window_width(
-                    1 + max(map(len, drafts)), 1 + max(row.width for row in rows)
-                ),
+                width=state.window_width(1 + max(map(len, drafts)), most),
             )
         state.begin_round(tokens.shape[1])
         if lane is not None and lane.is_open:

@@ -1,0 +1,41 @@
+"""Progress of long work: on a terminal, and nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["prompt_progress"]
+
+_LONG_PROMPT = 2048  # tokens; a shorter prompt is one chunk, read before a bar could be seen
+
+
+def prompt_progress() -> Callable[[int, int], None] | None:
+    """A callback for ``prompt_progress_callback`` that draws a bar on standard error.
+
+    Returns:
+        ``None`` where standard error is no terminal.
+    """
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(file=sys.stderr), transient=True)
+    task: Any = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal task
+        if total <= _LONG_PROMPT:
+            return
+        if task is None:
+            bar.start()
+            task = bar.add_task("reading the prompt", total=total)
+        bar.update(task, completed=done)
+        if done >= total:
+            bar.stop()
+
+    return update

@@ -1,0 +1,248 @@
+"""The ``specdec`` command: what it prints, and one line for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import specdec_demo
+from specdec.cli import main
+from specdec_demo import path as demo_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):"
+FIELDS = {
+    "text": str,
+    "tokens": list,
+    "finish_reason": str,
+    "prompt_tokens": int,
+    "cached_tokens": int,
+    "drafter": str,
+    "reason": type(None),
+    "num_draft_tokens": int,
+    "rounds": int,
+    "target_forwards": int,
+    "drafted": int,
+    "accepted": int,
+    "emitted": int,
+    "accepted_per_position": list,
+    "tokens_per_forward": float,
+    "tokens_per_second": float,
+    "peak_memory": float,
+}
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    try:
+        status = main(argv)
+    except SystemExit as stop:  # argparse's own way out
+        status = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    status, out, err = run(capsys, *argv, "--json")
+    assert (status, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_generate_prints_one_object_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(
+        capsys, "generate", "--drafter", "ngram", "--prompt", PROMPT, "--max-tokens", "24"
+    )
+    assert {name: type(found[name]) for name in FIELDS} == FIELDS
+    assert found["emitted"] == len(found["tokens"]) == 24
+    assert found["accepted"] == sum(found["accepted_per_position"]) > 0
+    assert found["target_forwards"] == found["rounds"] < 24
+    assert found["tokens_per_forward"] == 24 / found["target_forwards"]
+
+
+def test_the_text_is_the_same_with_and_without_a_drafter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("generate", "--prompt", PROMPT, "--max-tokens", "24", "--temp", "0.7", "--seed", "3")
+    plain = as_json(capsys, *options)
+    drafted = as_json(capsys, *options, "--drafter", "ngram", "--num-draft-tokens", "3")
+    assert plain["text"] == drafted["text"]
+    assert (plain["drafter"], plain["reason"]) == (None, "no drafter was asked for")
+    assert drafted["num_draft_tokens"] == 3
+    other = as_json(capsys, *options[:-1], "4")
+    assert other["text"] != plain["text"], "another seed gives another text"
+
+
+def test_generate_streams_the_text_and_then_says_what_ran(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("generate", "--prompt", PROMPT, "--max-tokens", "12", "--drafter", "ngram")
+    expected = as_json(capsys, *options)
+    status, out, err = run(capsys, *options)
+    text, _, summary = out.partition(f"\n{'=' * 10}\n")
+    assert (status, err) == (0, "")
+    assert text == expected["text"]
+    assert summary.splitlines()[0] == "drafter: ngram, 4 drafts a round"
+    assert f"tokens: 12 in {expected['target_forwards']} forwards" in summary
+    assert "by position 100%" in summary
+
+
+def test_no_drafts_asked_for_runs_plain_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--drafter", "ngram", "--num-draft-tokens", "0", "--max-tokens", "3")
+    found = as_json(capsys, "generate", "--prompt", "x", *options)
+    assert (found["drafter"], found["reason"]) == (None, "num_draft_tokens is 0")
+    assert found["drafted"] == 0
+
+
+def test_a_hybrid_target_runs_plain_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(
+        capsys,
+        *("generate", "--model", "demo-qwen3_5", "--drafter", "ngram"),
+        *("--prompt", "def add(", "--max-tokens", "4"),
+    )
+    assert found["drafter"] is None
+    assert "ArraysCache" in found["reason"]
+
+
+def test_a_prompt_comes_from_a_file_or_from_standard_input(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    from_file = as_json(capsys, "generate", "--prompt-file", str(file), "--max-tokens", "4")
+    piped = subprocess.run(
+        [sys.executable, "-m", "specdec", "generate", "--prompt-file", "-", "--max-tokens", "4"],
+        input=PROMPT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert piped.stdout.startswith(from_file["text"] + "\n==")
+    assert piped.stderr == "", "no progress in a pipe"
+
+
+def test_a_chat_prompt_goes_through_the_template(capsys: pytest.CaptureFixture[str]) -> None:
+    raw = as_json(capsys, "generate", "--prompt", "Hello", "--max-tokens", "2")
+    chat = as_json(capsys, "generate", "--prompt", "Hello", "--max-tokens", "2", "--chat")
+    assert chat["prompt_tokens"] > raw["prompt_tokens"]
+
+
+def test_bench_compares_every_run_with_mlx_lm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": t}) + "\n" for t in (PROMPT, "import os\n")))
+    options = ("--prompts", str(prompts), "--max-tokens", "8")
+    found = as_json(capsys, "bench", *options, "--widths", "2", "--option", "max_ngram=2")
+    names = [(r["name"], r["width"]) for r in found["results"]]
+    assert names == [("mlx-lm", None), ("plain", None), ("ngram", 2)]
+    for result in found["results"][1:]:
+        assert (result["same"], result["differing"]) == (2, 0)
+        assert len(result["ratios"]) == 2
+        assert result["quartiles"][0] <= result["ratio"] <= result["quartiles"][1]
+    status, out, err = run(capsys, "bench", *options, "--drafter", "none", "--temp", "0.5")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == ["RUN", "mlx-lm", "plain"]
+
+
+MISTAKES = [
+    (("--drafter", "nope"), "no installed plugin has the kind 'nope'; installed: ngram"),
+    (("--drafter", "dflash"), "pip install specdec-dflash"),
+    (("--drafter", "./nope"), "drafter ./nope does not exist"),
+    (("--drafter", "demo-qwen3-dflash"), "no kind recognises"),
+    (("--model", "nope"), "model nope is neither a folder nor a bundled model"),
+    (("--model", str(demo_path().parent)), "has no config.json"),
+    (("--temp", "-1"), "temp is -1.0"),
+    (("--temp", "nan"), "temp is nan"),
+    (("--temp", "warm"), "invalid float value: 'warm'"),
+    (("--top-p", "1.5"), "top_p is 1.5"),
+    (("--top-k", "-2"), "top_k is -2"),
+    (("--num-draft-tokens", "-1"), "--num-draft-tokens is -1"),
+    (("--max-tokens", "0"), "--max-tokens is 0"),
+    (("--max-tokens", "-5"), "--max-tokens is -5"),
+    (("--prompt-file", "x"), "not allowed with argument --prompt"),
+    (("--drafter", "ngram", "--option", "max_ngram"), "write it as NAME=VALUE"),
+    (("--drafter", "ngram", "--option", "max_ngram=0"), "max_ngram"),
+    (("--drafter", "ngram", "--option", "colour=1"), "colour"),
+    (("--colour",), "unrecognized arguments: --colour"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=[" ".join(o) for o, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    status, out, err = run(capsys, "generate", "--prompt", "hello", *options)
+    assert status == 2
+    assert out == ""
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_a_missing_file_and_an_empty_prompt_get_one_line(
+    capsys: pytest.CaptureFixture[str], command: str, tmp_path: Path
+) -> None:
+    option = {"generate": "--prompt-file", "bench": "--prompts"}[command]
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    for name in ("/does/not/exist", str(binary), str(empty)):
+        status, out, err = run(capsys, command, option, name)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_a_bench_file_names_the_line_that_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "a"}\n{"prompt": "b"}\n')
+    status, _, err = run(capsys, "bench", "--prompts", str(file))
+    assert status == 2
+    assert "line 2" in err
+    for options in (
+        ("--widths", "1,x"),
+        ("--widths", "0"),
+        ("--limit", "0"),
+        ("--max-tokens", "1"),
+    ):
+        status, out, err = run(capsys, "bench", *options)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_a_model_that_cannot_be_loaded_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    status, out, err = run(capsys, "generate", "--prompt", "x", "--model", str(tmp_path))
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "cannot be loaded" in err
+
+
+def test_a_reader_that_leaves_early_leaves_no_traceback() -> None:
+    # The shell's own pipe: head closes it after the first line.
+    command = f'{sys.executable} -m specdec generate --prompt "{PROMPT}" --max-tokens 200 | head -1'
+    found = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert "Traceback" not in found.stderr
+
+
+def test_bundled_names_lead_to_folders_and_prompts() -> None:
+    assert {demo_path(name).name for name in specdec_demo.MODELS} == set(specdec_demo.MODELS)
+    assert all((demo_path(name) / "config.json").is_file() for name in specdec_demo.MODELS)
+    for name in specdec_demo.PROMPTS:
+        lines = specdec_demo.prompts(name).read_text(encoding="utf-8").splitlines()
+        assert len(lines) >= 40
+        assert all(json.loads(line)["text"] for line in lines)
+    with pytest.raises(ValueError, match="there is no demo model 'x'; there are demo-qwen3"):
+        demo_path("x")
+    with pytest.raises(ValueError, match="there are no demo prompts 'x'"):
+        specdec_demo.prompts("x")
