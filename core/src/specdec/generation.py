@@ -258,15 +258,11 @@ class _Timer:
         self.count = 0
         self._since = time.perf_counter()
 
-    def tick(self) -> bool:
-        """Count a token; true for the first one."""
-        self.count += 1
-        if self.count > 1:
-            return False
+    def prompt_read(self) -> None:
+        """The first token is there."""
         now = time.perf_counter()
         self.prompt_tps = self.prompt_tokens / (now - self._since)
         self._since = now
-        return True
 
     @property
     def tps(self) -> float:
@@ -293,8 +289,11 @@ def _responses(
                 while row.finish is None:
                     with group.round() as verified:
                         for emission in verified.deliver(0):
-                            if timer.tick() and request.progress is not None:
-                                request.progress(total, total)
+                            timer.count += 1
+                            if timer.count == 1:
+                                timer.prompt_read()
+                                if request.progress is not None:
+                                    request.progress(total, total)
                             if emission.content:
                                 detokenizer.add_token(emission.token)
                             if emission.finish is not None:

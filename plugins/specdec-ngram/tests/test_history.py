@@ -110,7 +110,7 @@ def test_an_empty_history_proposes_nothing() -> None:
 
 
 def test_a_constant_text_is_proposed_to_go_on() -> None:
-    assert NgramHistory([7]).propose(7, 4) == [7, 7, 7, 7]
+    assert NgramHistory([7], min_ngram=1).propose(7, 4) == [7, 7, 7, 7]
     assert NgramHistory([7] * 9).propose(7, 4) == [7, 7, 7, 7]
 
 
@@ -119,7 +119,8 @@ def test_the_trailing_ngram_is_no_occurrence_of_itself() -> None:
 
 
 def test_a_match_just_before_the_end_is_copied_and_the_copy_goes_on() -> None:
-    assert NgramHistory([9, 1, 2]).propose(1, 5) == [2, 1, 2, 1, 2]
+    assert NgramHistory([9, 1, 2], min_ngram=1).propose(1, 5) == [2, 1, 2, 1, 2]
+    assert NgramHistory([9, 1, 2, 3, 1]).propose(2, 5) == [3, 1, 2, 3, 1]
 
 
 def test_the_longest_ngram_wins_over_a_more_recent_shorter_one() -> None:
@@ -132,7 +133,7 @@ def test_the_most_recent_occurrence_is_copied_even_if_another_is_more_frequent()
 
 
 def test_the_defaults_are_those_of_the_readme() -> None:
-    assert (DEFAULT_MAX_NGRAM, DEFAULT_MIN_NGRAM) == (4, 1)
+    assert (DEFAULT_MAX_NGRAM, DEFAULT_MIN_NGRAM) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,8 @@ def test_a_constant_history_costs_no_more_the_longer_it_is() -> None:
 def test_the_history_imports_no_mlx() -> None:
     code = (
         "import sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None; "
-        "from specdec_ngram.history import NgramHistory; print(NgramHistory([1, 2]).propose(1, 2))"
+        "from specdec_ngram.history import NgramHistory; "
+        "print(NgramHistory([1, 2, 1]).propose(2, 2))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[2, 1]"
+    assert done.stdout.strip() == "[1, 2]"

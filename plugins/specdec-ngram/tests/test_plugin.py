@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import mlx.core as mx
 import pytest
 from attrs import frozen
 
@@ -48,7 +50,7 @@ def test_the_module_registers_its_one_kind() -> None:
     (kind,) = kinds
     assert isinstance(kind, DraftKind)
     assert (kind.name, kind.artifact, kind.detect, kind.fallback) == ("ngram", False, None, False)
-    assert kind.default_width == plugin.DEFAULT_WIDTH
+    assert kind.default_width is None, "it depends on the device"
     assert kind.summary
     assert plugin.specdec_api in SUPPORTED_API
 
@@ -65,7 +67,10 @@ def test_the_kind_is_listed_on_a_host_without_mlx() -> None:
 
 
 def test_the_default_width_is_used_only_where_none_is_asked_for() -> None:
-    assert load().num_draft_tokens == plugin.DEFAULT_WIDTH
+    with mock.patch.object(mx, "default_device", return_value=mx.Device(mx.cpu)):
+        assert load().num_draft_tokens == plugin.CPU_WIDTH
+    with mock.patch.object(mx, "default_device", return_value=mx.Device(mx.gpu)):
+        assert load().num_draft_tokens == plugin.GPU_WIDTH
     assert load(1).num_draft_tokens == 1
     assert load(12).num_draft_tokens == 12
 

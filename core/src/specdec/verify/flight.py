@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 
     from specdec.contract import DeviceProposal
 
-__all__ = ["Flight", "Landed", "host_read", "window_tokens"]
+__all__ = ["Flight", "Landed", "host_read", "pack", "window_tokens"]
 
 
 def host_read(array: mx.array) -> Any:
     """Bring an array to the host. The only place in a round where the host waits."""
     return array.tolist()
+
+
+def pack(samples: mx.array, device: DeviceProposal) -> mx.array:
+    """Samples, device drafts and their lengths in one array ``[B, W + d (+ 1)]``."""
+    parts = [samples.astype(mx.int64), device.tokens.astype(mx.int64)]
+    if device.lengths is not None:
+        parts.append(device.lengths.astype(mx.int64)[:, None])
+    return mx.concatenate(parts, axis=1)
 
 
 def window_tokens(
@@ -79,6 +87,8 @@ class Flight:
         drafts: B lists of host drafts.
         depths: B ints that the drafter was asked for.
         device: device drafts, if the drafter left them there.
+        packed: what ``land`` reads: ``samples``, with the device drafts and their lengths beside
+            them in the same array.
         settled: whether the target's rows have already kept the window.
         errors: what a row's own sampler raised, by row; the row ends when the flight lands.
     """
@@ -88,7 +98,8 @@ class Flight:
     context: mx.array | None
     drafts: Sequence[Sequence[int]]
     depths: Sequence[int]
-    device: DeviceProposal | None = None
+    device: DeviceProposal | None
+    packed: mx.array
     settled: bool = False
     errors: dict[int, Exception] = field(factory=dict)
 
@@ -104,13 +115,10 @@ class Flight:
 
     def land(self) -> Landed:
         """Wait for the window: one host read."""
+        read = host_read(self.packed)
         if self.device is None:
-            return Landed(host_read(self.samples))
+            return Landed(read)
         width, drafted = self.width, self.device.tokens.shape[1]
-        parts = [self.samples.astype(mx.int64), self.device.tokens.astype(mx.int64)]
-        if self.device.lengths is not None:
-            parts.append(self.device.lengths.astype(mx.int64)[:, None])
-        read = host_read(mx.concatenate(parts, axis=1))
         return Landed(
             [row[:width] for row in read],
             [row[width : width + drafted] for row in read],
@@ -120,7 +128,7 @@ class Flight:
     def take(self, keep: Sequence[int]) -> None:
         """Keep and reorder the rows of a settled flight without drafts."""
         index = mx.array(list(keep), mx.int32)
-        self.samples = self.samples[index]
+        self.samples = self.packed = self.samples[index]
         self.logprobs = self.logprobs[index]
         self.drafts = [self.drafts[k] for k in keep]
         self.depths = [self.depths[k] for k in keep]

@@ -161,11 +161,6 @@ class Row:
         budget = self.budget
         return self.width if budget is None else max(0, min(self.width, budget - 1))
 
-    def is_cancelled(self) -> bool:
-        """Whether the request was cancelled."""
-        cancelled = self.request.cancelled
-        return cancelled is not None and cancelled()
-
     def end(self, finish: FinishReason, error: Exception | None = None) -> None:
         """End the row, once."""
         if self.finish is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from specdec.verify.accept import Acceptance
-    from specdec.verify.request import Row
+    from specdec.verify.request import FinishReason, Row
 
 __all__ = ["Round", "RowOutcome"]
 
@@ -42,6 +42,13 @@ class RowOutcome:
     logprobs: mx.array
     index: int
     error: Exception | None = None
+
+    def emission(
+        self, token: int, position: int, finish: FinishReason | None, *, content: bool
+    ) -> Emission:
+        """One token of the row, drawn at a position of its window."""
+        drafted = position < self.acceptance.accepted
+        return Emission(token, drafted, content, finish, self.logprobs, self.index, position)
 
 
 class Round:
@@ -82,46 +89,30 @@ class Round:
         if outcome is None or row.finish is not None:
             return
         acceptance = outcome.acceptance
+        end_token, cancelled = acceptance.end_token, row.request.cancelled
         last = len(acceptance.tokens) - 1
-        while self.delivered[index] <= last:
-            if row.is_cancelled():
+        while (position := self.delivered[index]) <= last:
+            if cancelled is not None and cancelled():
                 row.end("cancelled")
                 return
-            position = self.delivered[index]
             token = acceptance.tokens[position]
-            finish = (
-                acceptance.ending if position == last and acceptance.end_token is None else None
-            )
             row.tokens.append(token)
-            self.delivered[index] += 1
+            self.delivered[index] = position + 1
+            finish = acceptance.ending if position == last and end_token is None else None
             if finish is not None:
                 row.end(finish)
-            yield self._emission(outcome, token, position, True)
+            yield outcome.emission(token, position, finish, content=True)
             if row.finish is not None:
                 return
-        if acceptance.end_token is not None:
-            if row.is_cancelled():
+        if end_token is not None:
+            if cancelled is not None and cancelled():
                 row.end("cancelled")
                 return
-            row.end_token = acceptance.end_token
+            row.end_token = end_token
             row.end("stop")
-            yield self._emission(outcome, acceptance.end_token, last + 1, False)
+            yield outcome.emission(end_token, last + 1, "stop", content=False)
         elif outcome.error is not None:
             row.end("error", outcome.error)
-
-    def _emission(self, outcome: RowOutcome, token: int, position: int, content: bool) -> Emission:
-        acceptance = outcome.acceptance
-        last = len(acceptance.tokens) - 1
-        ends = not content or (position == last and acceptance.end_token is None)
-        return Emission(
-            token,
-            position < acceptance.accepted,
-            content,
-            acceptance.ending if ends else None,
-            outcome.logprobs,
-            outcome.index,
-            position,
-        )
 
     def deliver_all(self) -> None:
         """Hand every row's tokens to its request's consumer.

@@ -13,7 +13,7 @@ import mlx.core as mx
 from specdec.sampling import RowSamplers
 from specdec.sampling.rows import normalize
 from specdec.verify.accept import Acceptance, accept_tokens
-from specdec.verify.flight import Flight, host_read, window_tokens
+from specdec.verify.flight import Flight, host_read, pack, window_tokens
 from specdec.verify.proposals import cut_device
 from specdec.verify.round import RowOutcome
 
@@ -86,8 +86,18 @@ class Verifier:
         errors: dict[int, Exception] = {}
         if not self._samplers.stateless and samples.shape[1] == 1:
             samples = self._call_samplers(logprobs, samples, errors)
-        mx.async_eval(samples)  # type: ignore[no-untyped-call]  # untyped in MLX's own stubs
-        return Flight(samples, logprobs, window.context, drafts, depths, device, errors=errors)
+        flight = Flight(
+            samples,
+            logprobs,
+            window.context,
+            drafts,
+            depths,
+            device,
+            packed=samples if device is None else pack(samples, device),
+            errors=errors,
+        )
+        mx.async_eval(flight.packed)  # type: ignore[no-untyped-call]  # untyped in MLX's stubs
+        return flight
 
     def land(
         self, rows: Sequence[Row], flight: Flight, lane: DraftLane | None
@@ -180,6 +190,10 @@ def _walk(
 ) -> RowOutcome:
     """What a row takes from its window; the tokens before its own sampler or stop rule raised."""
     request = row.request
+    if request.stops is None and isinstance(samples, list):
+        # The common case: nothing of the request's own runs in the walk.
+        acceptance = accept_tokens(draft, samples, end_tokens=request.end_tokens, budget=row.budget)
+        return RowOutcome(acceptance, len(draft), logprobs, index)
     passed: list[int] = []
 
     def stops(token: int) -> bool:

@@ -34,7 +34,7 @@ __all__ = ["DEFAULT_MAX_NGRAM", "DEFAULT_MIN_NGRAM", "NgramHistory", "check_size
 DEFAULT_MAX_NGRAM: Final = 4
 """Longest n-gram that is looked up, if nothing else is asked for."""
 
-DEFAULT_MIN_NGRAM: Final = 1
+DEFAULT_MIN_NGRAM: Final = 2
 """Shortest n-gram that is looked up, if nothing else is asked for."""
 
 
