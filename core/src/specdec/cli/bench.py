@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from specdec.benchmark import Result
 
-__all__ = ["add_parser", "run_bench"]
+__all__ = ["add_parser", "read_prompts", "run_bench"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -70,7 +70,7 @@ def run_bench(args: argparse.Namespace) -> int:
     widths, options = _widths(args.widths), drafter_options(args)
     if args.max_tokens < 2:
         raise OptionError(f"--max-tokens is {args.max_tokens}; give 2 or more")
-    prompts = _prompts(args.prompts, args.limit)
+    prompts = read_prompts(args.prompts, args.limit)
     from specdec.drafters import check_drafter
     from specdec.plugins import default_registry
 
@@ -120,7 +120,12 @@ def _widths(text: str) -> list[int | None]:
     return list(widths)
 
 
-def _prompts(name: str, limit: int | None) -> list[str]:
+def read_prompts(name: str, limit: int | None = None) -> list[str]:
+    """Texts of a JSON Lines file, or of a bundled one.
+
+    Raises:
+        OptionError: no such file, a line without ``text``, or a limit below 1.
+    """
     bundled = find_prompts(name)
     where = name if bundled is None else str(bundled)
     lines = read_text(where).splitlines() if bundled is not None or name != "demo" else []
