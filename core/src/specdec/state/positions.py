@@ -56,8 +56,11 @@ class RowPositions:
 
     def _set(self, lengths: list[int]) -> None:
         self._lengths = lengths
-        self._longest = max(lengths, default=0)
-        self.uniform = len(lengths) < 2 or lengths.count(lengths[0]) == len(lengths)
+        if len(lengths) == 1:
+            self._longest, self.uniform = lengths[0], True
+        else:
+            self._longest = max(lengths, default=0)
+            self.uniform = lengths.count(self._longest) == len(lengths)
         self.limit = self.reach = self._longest
         self._start: int | mx.array | None = None
         self._end: int | mx.array | None = None
@@ -123,6 +126,8 @@ class RowPositions:
             raise NoOpenRoundError("rollback")
         if kept is None:
             lengths = [length + width for length in self._lengths]
+        elif len(kept) == 1 == len(self._lengths) and 0 <= kept[0] <= width:
+            lengths = [self._lengths[0] + kept[0]]
         else:
             if len(kept) != len(self._lengths) or any(not 0 <= k <= width for k in kept):
                 raise RollbackError(

@@ -158,7 +158,8 @@ class VerifyGroup:
             RoundOpenError: the round before was not left.
             ClosedError: after ``close``.
         """
-        self._check("round")
+        if self._in_round or self._dead is not None:
+            self._check("round")
         if not self.rows:
             return Round((), (), lambda _: None)
         self._in_round = True
@@ -186,12 +187,11 @@ class VerifyGroup:
         if self._may_begin_early(flight):
             self._commit_plain(flight)
             self._flight = self._verifier.launch(self.rows, self._state, None, after=flight)
-        landed = self._verifier.land(self.rows[: flight.row_count], flight, self._lane)
-        joined = len(self.rows) - flight.row_count
+        outcomes = self._verifier.land(self.rows, flight, self._lane)
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
-        return flight, [*landed, *[None] * joined]
+        return flight, outcomes
 
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
@@ -247,24 +247,28 @@ class VerifyGroup:
 
     def _settle(self, done: Round, flight: Flight | None) -> None:
         """Commit what was delivered to target and drafter, then retire rows that ended."""
-        with mx.stream(self._stream):
-            try:
+        try:
+            if flight is None:
+                self._firsts = {}
+            elif not flight.settled:
+                self._commit([done.kept(index) for index in range(len(self.rows))], flight)
+            ended = False
+            for row, outcome, delivered in zip(
+                self.rows, done.outcomes, done.delivered, strict=True
+            ):
+                ended |= row.finish is not None
+                if outcome is None:
+                    continue
+                row.stats.count_round(outcome.drafted, outcome.acceptance, delivered)
                 if flight is None:
-                    self._firsts = {}
-                elif not flight.settled:
-                    self._commit([done.kept(index) for index in range(len(self.rows))], flight)
-                for row, outcome, delivered in zip(
-                    self.rows, done.outcomes, done.delivered, strict=True
-                ):
-                    if outcome is None:
-                        continue
-                    row.stats.count_round(outcome.drafted, outcome.acceptance, delivered)
-                    row.stats.rounds -= flight is None  # a target forward, but no verify window
-                self._in_round = False
-                self._retire()
-            except BaseException as error:
-                self._fail(error)
-                raise
+                    row.stats.rounds -= 1  # a target forward, but no verify window
+            self._in_round = False
+            if ended:
+                with mx.stream(self._stream):
+                    self._retire()
+        except BaseException as error:
+            self._fail(error)
+            raise
         if self._closing:
             self.close()
 
@@ -274,7 +278,8 @@ class VerifyGroup:
         for row, count in zip(self.rows, kept, strict=True):
             row.processed += 1 + count
         if self._lane is not None:
-            self._lane.commit(kept, flight.context)
+            with mx.stream(self._stream):
+                self._lane.commit(kept, flight.context)
             self._note_failures(self._lane)
 
     def _retire(self) -> None:

@@ -45,7 +45,10 @@ class Emission:
     @property
     def logprobs(self) -> mx.array:
         """``[V]`` log-probabilities that the token was drawn from, at temperature 1."""
-        return self._logprobs[self._row, self._position]
+        logprobs = self._logprobs
+        if logprobs.shape[:2] == (1, 1):  # plain decoding: a view costs less than indexing
+            return logprobs.reshape(-1)
+        return logprobs[self._row, self._position]
 
 
 def _ids(value: Sequence[int]) -> tuple[int, ...]:

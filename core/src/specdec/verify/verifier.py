@@ -56,14 +56,14 @@ class Verifier:
             lane: the drafter, or ``None`` for a plain window.
             after: a plain window that is not read yet; this one is built on its samples.
         """
-        steps = [row.steps for row in rows]
-        depths = [row.depth for row in rows]
         drafts: Sequence[Sequence[int]] = [()] * len(rows)
         device = None
         if after is not None:
-            steps = [step + 1 for step in steps]
+            # Its samples are emitted, if at all, before anything of this window is.
+            steps, depths = [row.steps + 1 for row in rows], [0] * len(rows)
             tokens = after.samples
         else:
+            steps, depths = [row.steps for row in rows], [row.depth for row in rows]
             vocab = self._target.vocab_size
             most = 1 + max(row.width for row in rows)  # before a row stands down in this round
             if lane is not None:
@@ -102,21 +102,28 @@ class Verifier:
     def land(
         self, rows: Sequence[Row], flight: Flight, lane: DraftLane | None
     ) -> list[RowOutcome | None]:
-        """Read a window (the round's one host read) and walk every row."""
+        """Read a window (the round's one host read) and walk every row of it.
+
+        Returns:
+            One outcome per row; ``None`` for rows that joined since it was launched, which are
+            the last ones.
+        """
         landed = flight.land()
-        drafts = flight.drafts
+        drafts, logprobs = flight.drafts, flight.logprobs
         if flight.device is not None:
-            drafts = self._resolve(rows, flight, landed, lane)
-        outcomes: list[RowOutcome | None] = []
-        for index, row in enumerate(rows):
+            drafts = self._resolve(rows[: flight.row_count], flight, landed, lane)
+        outcomes: list[RowOutcome | None] = [None] * len(rows)
+        for index, row_samples in enumerate(landed.samples):
             draft = drafts[index]
-            samples: Iterable[int] = landed.samples[index][: len(draft) + 1]
-            sampler = self._samplers.callable_of(index)
-            if index in flight.errors:
-                samples = _raising(flight.errors[index])
-            elif sampler is not None and flight.width > 1:
-                samples = _one_by_one(sampler, flight.logprobs[index], len(draft) + 1)
-            outcomes.append(_walk(row, draft, samples, flight.logprobs, index))
+            count = len(draft) + 1
+            samples: Iterable[int] = row_samples[:count]
+            if not self._samplers.stateless:
+                sampler = self._samplers.callable_of(index)
+                if index in flight.errors:
+                    samples = _raising(flight.errors[index])
+                elif sampler is not None and flight.width > 1:
+                    samples = _one_by_one(sampler, logprobs[index], count)
+            outcomes[index] = _walk(rows[index], draft, samples, logprobs, index)
         return outcomes
 
     def first(self, row: Row, logits: mx.array) -> RowOutcome:
