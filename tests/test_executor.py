@@ -389,7 +389,7 @@ def test_nothing_else_in_the_executor_waits_for_the_device() -> None:
     assert {wait for path in files for wait in waits(path)} == {
         ("flight.py", "host_read", "tolist"),
         ("prefill.py", "read", "eval"),
-        ("group.py", "_give_back", "eval"),
+        ("handover.py", "give_back", "eval"),
     }
 
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 from specdec.contract import Swap, commit_all
 from specdec.errors import ClosedError, GroupFailedError, RoundOpenError
 from specdec.sampling import RowSamplers
+from specdec.verify.handover import give_back, publish
 from specdec.verify.lane import DraftLane
 from specdec.verify.prefill import read_prompt
 from specdec.verify.round import Round
@@ -292,7 +293,7 @@ class VerifyGroup:
         if flight is not None and not flight.settled:
             # The early window holds the last token. An ended row keeps it where its cache is the
             # caller's, for which it is the final read.
-            early = [int(row.finish is None or self._unread(row) == 1) for row in self.rows]
+            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
             self._state.rollback(early)
             for row, count in zip(self.rows, early, strict=True):
                 row.processed += count
@@ -301,9 +302,9 @@ class VerifyGroup:
             if row.finish is None:
                 continue
             if row.request.publish is not None:
-                self._publish(index, row)
+                publish(self._state, self._lane, index, row)
             if row.request.cache is not None:
-                self._give_back(index, row)
+                give_back(self.target, self._state, index, row)
         self._state.filter_rows(keep)
         self._samplers.filter_rows(keep)
         if self._lane is not None:
@@ -315,36 +316,6 @@ class VerifyGroup:
             self._flight = flight if still else None
             flight.take(still)
         self.rows = [self.rows[index] for index in keep]
-
-    def _publish(self, index: int, row: Row) -> None:
-        """Show a row's state, of target and drafter, before it goes; ends the row alone."""
-        assert self._state is not None
-        assert row.request.publish is not None
-        checkpoint = self._lane.capture(index) if self._lane is not None else None
-        try:
-            row.request.publish(row, self._state.extract_row(index), checkpoint)
-        except Exception as error:
-            row.error = row.error or error
-
-    def _unread(self, row: Row) -> int:
-        """Tokens of the output that the target has not read: 1 at most."""
-        return len(row.tokens) + (row.end_token is not None) - row.processed
-
-    def _give_back(self, index: int, row: Row) -> None:
-        """Write a row into the caller's cache, so that it covers every token, the last one too."""
-        assert self._state is not None
-        cache = row.request.cache
-        assert cache is not None
-        self._state.write_back(index, cache)
-        if self._unread(row) == 1:
-            last = row.pending if row.end_token is None else row.end_token
-            state = self.target.state_of(cache)
-            state.begin_round(1)
-            self.target.forward(mx.array([[last]], mx.int32), state)
-            state.commit_round()
-            mx.eval(state.arrays())
-            state.write_back(0, cache)
-            row.processed += 1
 
     # Ends.
 
@@ -394,9 +365,9 @@ class VerifyGroup:
             with suppress(Exception):
                 self._drop_flight()
             for index, row in enumerate(self.rows):
-                if row.request.cache is not None:
+                if row.request.cache is not None and self._state is not None:
                     with suppress(Exception):
-                        self._give_back(index, row)
+                        give_back(self.target, self._state, index, row)
         if isinstance(error, Exception):
             raise GroupFailedError(
                 f"the target failed ({self._dead}); committed tokens are kept, "

@@ -164,6 +164,11 @@ class Row:
         budget = self.budget
         return self.width if budget is None else max(0, min(self.width, budget - 1))
 
+    @property
+    def unread(self) -> int:
+        """Tokens of the output that the target has not read: the last one, or none."""
+        return len(self.tokens) + (self.end_token is not None) - self.processed
+
     def end(self, finish: FinishReason, error: Exception | None = None) -> None:
         """End the row, once."""
         if self.finish is None:

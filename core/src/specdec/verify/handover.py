@@ -1,0 +1,56 @@
+"""What an ended row leaves behind: its caller's cache, and its state for whoever keeps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from specdec.state import RowState
+    from specdec.targets import Target
+    from specdec.verify.lane import DraftLane
+    from specdec.verify.request import Row
+
+__all__ = ["give_back", "publish"]
+
+
+def publish(state: RowState, lane: DraftLane | None, index: int, row: Row) -> None:
+    """Show a row's state, of target and drafter, to its request before it goes.
+
+    Args:
+        state: the target's rows, between rounds.
+        lane: the drafter, if there is one.
+        index: the row's place.
+        row: the row; what its callback raises is noted on it, and ends nothing else.
+    """
+    assert row.request.publish is not None
+    checkpoint = lane.capture(index) if lane is not None else None
+    try:
+        row.request.publish(row, state.extract_row(index), checkpoint)
+    except Exception as error:
+        row.error = row.error or error
+
+
+def give_back(target: Target, state: RowState, index: int, row: Row) -> None:
+    """Write a row into its caller's cache, so that it covers every token, the last one too.
+
+    Args:
+        target: reads the last token, if it has not yet.
+        state: the target's rows, between rounds.
+        index: the row's place.
+        row: the row, whose request has a cache.
+    """
+    cache = row.request.cache
+    assert cache is not None
+    state.write_back(index, cache)
+    if row.unread == 0:
+        return
+    last = row.pending if row.end_token is None else row.end_token
+    alone = target.state_of(cache)
+    alone.begin_round(1)
+    target.forward(mx.array([[last]], mx.int32), alone)
+    alone.commit_round()
+    mx.eval(alone.arrays())
+    alone.write_back(0, cache)
+    row.processed += 1
