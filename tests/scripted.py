@@ -330,6 +330,7 @@ class ScriptedRows:
         joining = [self.provider.restore(c, self.decodes) for c in checkpoints]
 
         def join() -> None:
+            self.provider.strike("join")
             self.rows = [*self.rows, *joining]
 
         return Swap(join)
@@ -437,7 +438,7 @@ class ScriptedRows:
     def _check_context(
         self, verb: str, context: mx.array | None, shape: Sequence[int | None]
     ) -> None:
-        if (context is None) is not (self.context is ContextKind.NONE):
+        if (context is None) is not (self.context == ContextKind.NONE):
             self._complain(f"{verb}() of a group that reads {self.context} got {type(context)}")
         elif context is not None and (context.ndim != 3 or context.shape[:2] != tuple(shape)):
             self._complain(f"{verb}() got a context of shape {context.shape} for {tuple(shape)}")

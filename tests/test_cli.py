@@ -88,7 +88,7 @@ def test_generate_streams_the_text_and_then_says_what_ran(
     text, _, summary = out.partition(f"\n{'=' * 10}\n")
     assert (status, err) == (0, "")
     assert text == expected["text"]
-    assert summary.splitlines()[0] == "drafter: ngram, 4 drafts a round"
+    assert summary.splitlines()[0] == "drafter: ngram, 3 drafts a round"
     assert f"tokens: 12 in {expected['target_forwards']} forwards" in summary
     assert "by position 100%" in summary
 

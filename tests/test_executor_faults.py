@@ -32,7 +32,15 @@ from scripted import (
 from tiny_models import VOCABULARY, tiny_model
 
 from specdec import Row, VerifyGroup
-from specdec.contract import ContextKind, DeviceProposal, PrefillMode, Proposal
+from specdec.contract import (
+    ContextKind,
+    DeviceProposal,
+    PrefillMode,
+    Proposal,
+    RowCheckpoint,
+    Swap,
+    commit_all,
+)
 from specdec.errors import GroupFailedError, OptionError
 from specdec.state import RaggedState
 from specdec.targets import MlxLmTarget
@@ -104,6 +112,7 @@ HOST_VERBS = (
     "capture",
     "open",
     "prepare_append",
+    "join",
     "draft",
     "commit",
     "filter_rows",
@@ -184,7 +193,12 @@ def test_a_drafter_that_keeps_raising_is_let_go_with_the_reason(verb: str) -> No
     assert calls[verb] == calls["open"] == MAX_FAILURES
     for row in rows:
         assert row.stats.reason == f"drafter scripted failed: Fault: {verb} {MAX_FAILURES}"
-        assert row.stats.draft_errors == MAX_FAILURES
+    # A row that joined after the first time counts what it saw.
+    assert [row.stats.draft_errors for row in rows] == sorted(
+        (row.stats.draft_errors for row in rows), reverse=True
+    )
+    assert rows[0].stats.draft_errors == MAX_FAILURES
+    assert rows[-1].stats.draft_errors >= 1
     assert calls["draft"] == MAX_FAILURES
 
 
@@ -218,6 +232,109 @@ def test_rows_that_come_after_a_drafter_was_let_go_say_why_they_have_none() -> N
     assert late.emitted == TEXTS[1].output[:8]
     assert (late.stats.drafter, late.stats.num_draft_tokens) == (None, 0)
     assert late.stats.reason == f"drafter scripted failed: Fault: draft {MAX_FAILURES}"
+
+
+def test_a_prepared_change_that_raises_when_it_is_discarded_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clinging(ScriptedRows):
+        def prepare_append(self, checkpoints: Sequence[RowCheckpoint | None], /) -> Swap:
+            def drop() -> None:
+                raise Fault("discard")
+
+            return Swap(super().prepare_append(checkpoints).commit, drop)
+
+    plan = Script.always(TEXTS[:2], [RIGHT] * 3)
+    group = VerifyGroup(target(), ScriptedProvider(plan, rows=Clinging))
+    [live] = group.admit([request(PROMPTS[0], max_tokens=20, num_draft_tokens=3)])
+
+    def failing(build: Sequence[Callable[[], Any]]) -> None:
+        def full() -> Any:
+            raise MemoryError("no room")
+
+        commit_all([*build, full])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec.verify.group.commit_all", failing)
+        with pytest.raises(MemoryError):
+            group.admit([request(PROMPTS[1], max_tokens=9, num_draft_tokens=3)])
+    assert group.rows == [live]
+    [late] = group.admit([request(PROMPTS[1], max_tokens=9, num_draft_tokens=3)])
+    drain(group)
+    assert live.emitted == TEXTS[0].output[:20]
+    assert late.emitted == TEXTS[1].output[:9]
+    assert live.stats.last_draft_error == "Fault: discard"
+
+
+class Modeless(ScriptedRows):
+    """Cannot say how it reads prompts."""
+
+    @property
+    def prefill_mode(self) -> Any:
+        raise Fault("mode")
+
+    @prefill_mode.setter
+    def prefill_mode(self, _value: Any) -> None:
+        pass
+
+
+class OddMode(Modeless):
+    @property
+    def prefill_mode(self) -> Any:
+        return "sideways"
+
+    @prefill_mode.setter
+    def prefill_mode(self, _value: Any) -> None:
+        pass
+
+
+class Uncaptured(ScriptedRows):
+    """Gives no checkpoint."""
+
+    def capture(self, row: int, /) -> Any:
+        return None
+
+
+class OtherContext(ScriptedRows):
+    """Reads other hidden states than its provider says."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tap_layers = (1,)
+        self.context = ContextKind.TAPS
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (Modeless, "Fault: mode"),
+        (OddMode, "ValueError: 'sideways' is not a valid PrefillMode"),
+        (Uncaptured, "ContractError: capture() returned NoneType"),
+        (
+            OtherContext,
+            "ContractError: the group taps [1] as taps, but its provider declares []",
+        ),
+    ],
+)
+def test_a_draft_group_that_is_none_is_let_go_with_the_reason(
+    rows: type[ScriptedRows], said: str
+) -> None:
+    served, _ = serve(ScriptedProvider(rows=rows))
+    for row in served:
+        assert row.stats.reason == f"drafter scripted failed: {said}"
+
+
+def test_a_prefill_mode_may_be_its_bare_value() -> None:
+    class Bare(ScriptedRows):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.prefill_mode: Any = "full"
+            self.context: Any = "none"
+
+    plan = Script.always(TEXTS, [RIGHT] * 3)
+    served, _ = serve(ScriptedProvider(plan, rows=Bare))
+    assert all(row.stats.accepted > 0 for row in served)
+    assert all(row.stats.target_forwards == row.stats.rounds + 1 for row in served)
 
 
 class Scribbler(ScriptedRows):
@@ -515,7 +632,7 @@ def test_a_request_without_drafts_does_not_take_the_drafter_from_later_ones() ->
     assert drafting.stats.accepted == 9
 
 
-def test_a_drafter_of_hidden_states_that_cannot_come_back_says_so() -> None:
+def test_a_drafter_of_hidden_states_stays_in_step_with_rows_that_want_no_drafts() -> None:
     provider = provider_of({}, reader="hidden states")
     group = VerifyGroup(target(), provider, drafter="scripted")
     plain = request(PROMPTS[0], max_tokens=12, num_draft_tokens=0)
@@ -526,8 +643,36 @@ def test_a_drafter_of_hidden_states_that_cannot_come_back_says_so() -> None:
     [late] = group.admit([request(PROMPTS[1], max_tokens=6, num_draft_tokens=3)])
     drain(group)
     assert late.emitted == TEXTS[1].output[:6]
-    assert late.stats.accepted == 0
-    assert late.stats.reason == "drafter scripted cannot join rows that decode without it"
+    assert late.stats.accepted > 0
+    assert late.stats.reason is None
+    # And a row that wants none has its own reason.
+    assert group.rows == []
+    none, after = group.admit(
+        [
+            request(PROMPTS[2], max_tokens=4, num_draft_tokens=0),
+            request(PROMPTS[0], max_tokens=12, num_draft_tokens=3),
+        ]
+    )
+    drain(group)
+    assert none.emitted == TEXTS[2].output[:4]
+    assert after.emitted == TEXTS[0].output[:12]
+    assert (none.stats.drafter, none.stats.reason) == (None, "num_draft_tokens is 0")
+    assert (after.stats.drafter, after.stats.reason) == ("scripted", None)
+    assert after.stats.accepted > 4
+    assert provider.complaints == []
+
+
+def test_a_row_that_wants_no_drafts_says_so_while_the_drafter_rests() -> None:
+    group = VerifyGroup(target(), ScriptedProvider(), drafter="scripted")
+    rows = []
+    for _ in range(2):
+        rows += group.admit([request(PROMPTS[0], max_tokens=6, num_draft_tokens=0)])
+        with group.round() as done:
+            done.deliver_all()
+    drain(group)
+    for row in rows:
+        assert (row.stats.drafter, row.stats.num_draft_tokens) == (None, 0)
+        assert row.stats.reason == "num_draft_tokens is 0"
 
 
 # Consumers and cancellation.

@@ -32,7 +32,7 @@ from scripted import (
 from tiny_models import HYBRID, VOCABULARY, build_model, tiny_model
 
 import specdec_demo
-from specdec import VerifyGroup, generate, stream_generate
+from specdec import LoadedDrafter, VerifyGroup, generate, load_drafter, stream_generate
 from specdec.contract import PrefillMode
 from specdec.errors import (
     ArtifactError,
@@ -90,6 +90,11 @@ def tiny(
     return list(stream_generate(model, tiny_tokenizer(*ends), given, max_tokens, **options))
 
 
+def eager_ngram(model: Any) -> LoadedDrafter:
+    """The n-gram drafter where it drafts as often as it can, as a short test needs."""
+    return load_drafter("ngram", model, min_ngram=1, num_draft_tokens=4)
+
+
 # The same responses as mlx-lm's.
 
 
@@ -110,7 +115,8 @@ def test_the_demo_models_responses_are_those_of_mlx_lm(
     model, tokenizer = demo()
     theirs = list(mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=max_tokens))
     assert theirs[-1].finish_reason == finish
-    for options in ({}, {"drafter": "ngram"}, {"drafter": "ngram", "num_draft_tokens": 8}):
+    ngram = eager_ngram(model)
+    for options in ({}, {"drafter": ngram}, {"drafter": ngram, "num_draft_tokens": 8}):
         chosen: dict[str, Any] = options
         ours = list(stream_generate(model, tokenizer, prompt, max_tokens, **chosen))
         assert said(ours) == said(theirs)
@@ -145,7 +151,7 @@ def drafting(kind: str, text: Text) -> dict[str, Any]:
     if kind == "plain":
         return {}
     if kind == "ngram":
-        return {"drafter": "ngram"}
+        return {"drafter": eager_ngram(tiny_model("qwen3"))}
     moves: dict[str, list[Any]] = {
         "right": [[RIGHT] * 4],
         "wrong": [[WRONG] * 4],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mlx_lm
 from attrs import define, field
 
-from specdec.drafters import load_drafter
+from specdec.drafters import bind_target, load_drafter
 from specdec.generation import stream_generate
 
 if TYPE_CHECKING:
@@ -143,12 +143,12 @@ def compare(
     greedy = not request.get("temp")
     results = [Result("mlx-lm", None), Result("plain", None)]
     loaded: list[LoadedDrafter | None] = [None, None]
-    for name in drafters:
-        drafter = load_drafter(name, model, tokenizer, **(options or {}))
-        for width in widths:
-            results.append(Result(name, drafter.width(width)))
-            loaded.append(drafter)
     try:
+        for name in drafters:
+            drafter = load_drafter(name, model, tokenizer, **(options or {}))
+            for width in widths:
+                results.append(Result(name, drafter.width(width)))
+                loaded.append(drafter)
         for turn, prompt in enumerate(_tracked(["", *prompts], show_progress)):
             # The first turn warms every run up; it repeats the first prompt and is thrown away.
             text = prompt if turn else prompts[0]
@@ -165,8 +165,8 @@ def compare(
                 if turn:
                     _keep(results[index], *measured)
     finally:
-        for drafter in {id(d): d for d in loaded if d is not None}.values():
-            drafter.close()
+        for each in {id(d): d for d in loaded if d is not None}.values():
+            each.close()
     _judge(results, 0 if greedy else 1)
     return results
 
@@ -186,7 +186,10 @@ def _run(
         from mlx_lm.sample_utils import make_sampler
 
         keys = ("temp", "top_p", "min_p", "top_k")
-        sampler = make_sampler(**{k: request[k] for k in keys if request.get(k)})
+        given = {k: request[k] for k in keys if request.get(k)}
+        if given.get("top_k", 0) >= bind_target(model).vocab_size:
+            del given["top_k"]  # keeps all; mlx-lm refuses it
+        sampler = make_sampler(**given)
         responses = mlx_lm.stream_generate(
             model,
             tokenizer,

@@ -104,8 +104,10 @@ def load_drafter(
         TargetLacksError: the model lacks what the drafter reads of it.
         OptionError: a number or an option that makes no sense.
     """
-    if num_draft_tokens is not None and num_draft_tokens < 1:
-        raise OptionError(f"num_draft_tokens is {num_draft_tokens}; give 1 or more")
+    if num_draft_tokens is not None and (
+        not isinstance(num_draft_tokens, int) or num_draft_tokens < 1
+    ):
+        raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
     chosen, path = check_drafter(drafter, kind)
     target = bind_target(model, tokenizer)
     request = LoadRequest(

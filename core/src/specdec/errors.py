@@ -59,7 +59,22 @@ __all__ = [
     "UnrecognizedArtifactError",
     "UnsupportedModelError",
     "UnsupportedOptionError",
+    "one_line",
 ]
+
+_LONGEST_LINE = 400
+
+
+def one_line(what: object) -> str:
+    """Any text or exception as one line of bearable length, for messages and statistics."""
+    try:
+        text = " ".join(str(what).split())
+    except Exception:  # an exception's own __str__ may raise
+        text = ""
+    if isinstance(what, BaseException):
+        name = type(what).__name__
+        text = f"{name}: {text}" if text else name
+    return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + " …"
 
 
 class SpecdecError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ from mlx_lm.generate import generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specdec.drafters import LoadedDrafter, bind_target, load_drafter
-from specdec.errors import OptionError, UnsupportedOptionError
+from specdec.errors import OptionError, UnsupportedOptionError, one_line
 from specdec.sampling import SamplingOptions
 from specdec.verify import Request, VerifyGroup
 
@@ -117,6 +118,12 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         raise OptionError(
             f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more, or 0 to run plain"
         )
+    for name, function in (
+        ("sampler", sampler),
+        ("prompt_progress_callback", prompt_progress_callback),
+    ):
+        if function is not None and not callable(function):
+            raise OptionError(f"{name} is {one_line(repr(function))}; give a function")
     if not isinstance(prefill_step_size, int) or prefill_step_size < 1:
         raise OptionError(f"prefill_step_size is {prefill_step_size!r}; give 1 or more")
     sampling = SamplingOptions(
@@ -135,6 +142,8 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     try:
         target = bind_target(model, tokenizer) if loaded is None else loaded.target
         _check_prompt(tokens, target)
+        if prompt_cache is not None:
+            target.state_of(prompt_cache)
         width = 0 if loaded is None else loaded.width(num_draft_tokens)
         request = evolve(request, num_draft_tokens=width)
         group = VerifyGroup(
@@ -184,6 +193,9 @@ def generate(
         last = response
     if verbose and last is not None:
         print(f"\n{rule}")
+        if not any(parts):
+            print("No text generated for this prompt")
+            return ""
         print(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
         print(
             f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec"
@@ -208,7 +220,9 @@ def _encode(prompt: str | mx.array | Sequence[int], tokenizer: Any) -> tuple[int
         # As mlx-lm: a template that starts with the beginning token brings it itself.
         special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
         return tuple(tokenizer.encode(prompt, add_special_tokens=special))
-    ids = cast("Sequence[int]", prompt.tolist() if isinstance(prompt, mx.array) else prompt)
+    ids = prompt.tolist() if isinstance(prompt, mx.array) else prompt
+    if not isinstance(ids, Iterable):
+        raise OptionError(f"the prompt is {one_line(repr(prompt))}; give text or token ids")
     return tuple(map(_id, ids))
 
 
@@ -217,7 +231,9 @@ def _id(value: object) -> int:
     try:
         return operator.index(cast("SupportsIndex", value))
     except TypeError:
-        raise OptionError(f"the prompt has {value!r}; token ids are whole numbers") from None
+        raise OptionError(
+            f"the prompt has {one_line(repr(value))}; token ids are whole numbers"
+        ) from None
 
 
 def _check_prompt(tokens: Sequence[int], target: Target) -> None:

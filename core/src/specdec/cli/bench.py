@@ -10,6 +10,7 @@ from specdec.cli.options import (
     add_drafter_options,
     add_sampling,
     check_sampling,
+    check_text,
     drafter_options,
     read_text,
 )
@@ -135,9 +136,10 @@ def read_prompts(name: str, limit: int | None = None) -> list[str]:
     prompts: list[str] = []
     for number, line in enumerate(lines, 1):
         try:
-            prompts.append(str(json.loads(line)["text"]))
+            text = str(json.loads(line)["text"])
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(f'{where}: line {number} is no JSON object with "text"') from error
+        prompts.append(check_text(text, f"{where}: line {number}"))
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}; give 1 or more")
     return prompts[:limit]

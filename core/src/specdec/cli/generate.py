@@ -9,6 +9,7 @@ from specdec.cli.options import (
     add_drafter_options,
     add_sampling,
     check_sampling,
+    check_text,
     drafter_options,
     read_text,
 )
@@ -59,8 +60,7 @@ def run_generate(args: argparse.Namespace) -> int:
     if args.max_tokens == 0 or args.max_tokens < -1:
         raise OptionError(f"--max-tokens is {args.max_tokens}; give 1 or more, or -1 for no limit")
     prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
-    if not prompt:
-        raise OptionError("the prompt is empty; give some text")
+    check_text(prompt, "the prompt")
     options = drafter_options(args)
     from specdec.drafters import check_drafter, load_drafter
     from specdec.generation import stream_generate
@@ -68,6 +68,8 @@ def run_generate(args: argparse.Namespace) -> int:
 
     if args.drafter != "none":
         check_drafter(args.drafter)
+    elif options or args.num_draft_tokens:
+        raise OptionError("--option and --num-draft-tokens need a --drafter; name one")
     model, tokenizer = load_model(args.model)
     drafter = None
     if args.drafter != "none":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from specdec.cli import bench, generate, listing
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0; 1 where a check failed; 2 for a mistake of the user's, in one line.
     """
     args = build_parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character gets a stand-in, not a traceback.
+        sys.stdout.reconfigure(errors="replace")
     try:
         status: int = args.run(args)
         sys.stdout.flush()

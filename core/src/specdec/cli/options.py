@@ -12,7 +12,18 @@ from specdec.errors import OptionError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_drafter_options", "add_sampling", "check_sampling", "drafter_options", "read_text"]
+__all__ = [
+    "add_drafter_options",
+    "add_sampling",
+    "check_sampling",
+    "check_text",
+    "drafter_options",
+    "read_text",
+]
+
+
+# What load_drafter takes itself; the commands have options of their own for it.
+_NOT_OF_A_KIND = ("drafter", "model", "tokenizer", "kind", "num_draft_tokens")
 
 
 def add_drafter_options(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +48,8 @@ def drafter_options(args: argparse.Namespace) -> dict[str, Any]:
         name, found, value = text.partition("=")
         if not name or not found:
             raise OptionError(f"--option {text} has no value; write it as NAME=VALUE")
+        if name in _NOT_OF_A_KIND:
+            raise OptionError(f"--option {name} is no setting of a drafter's kind")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -65,6 +78,25 @@ def check_sampling(args: argparse.Namespace) -> dict[str, float | int | None]:
     options = {name: getattr(args, name) for name in ("temp", "top_p", "min_p", "top_k", "seed")}
     SamplingOptions(**options)
     return options
+
+
+def check_text(text: str, what: str) -> str:
+    """A prompt that can be tokenized.
+
+    Args:
+        text: the prompt.
+        what: where it is from, for the message.
+
+    Raises:
+        OptionError: it is empty, or holds what is no Unicode text.
+    """
+    if not text:
+        raise OptionError(f"{what} is empty; give some text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{what} is no Unicode text; give it as UTF-8") from error
+    return text
 
 
 def read_text(name: str) -> str:

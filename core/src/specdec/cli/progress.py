@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -38,4 +39,5 @@ def prompt_progress() -> Callable[[int, int], None] | None:
         if done >= total:
             bar.stop()
 
+    atexit.register(bar.stop)  # an error in between must not leave the cursor hidden
     return update

@@ -31,9 +31,12 @@ def key_reach(limit: int, width: int) -> int:
         width: queries per row.
 
     Returns:
-        ``limit``, or the next of four lengths per doubling, so 25 % more at most above 1,024.
+        ``limit``, or the next of a few lengths: multiples of 256, and from 4,096 on sixteen per
+        doubling, so an eighth more at most. A masked key costs time in every round (36 layers of
+        a Qwen3-8B shape: about 0.4 ms per 1,000 keys), a plan once; coarser steps lose more than
+        the plans they save.
     """
     if width == 1 or width > _SHORT_WINDOW or width == limit:
         return limit
-    step = max(_STEP, 1 << max(limit.bit_length() - 3, 0))
+    step = max(_STEP, 1 << max(limit.bit_length() - 5, 0))
     return -(-limit // step) * step

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from specdec.contract import Swap, commit_all
-from specdec.errors import ClosedError, GroupFailedError, RoundOpenError
+from specdec.contract import ContextKind, Swap, commit_all
+from specdec.errors import (
+    ClosedError,
+    GroupFailedError,
+    OptionError,
+    RoundOpenError,
+    one_line,
+)
 from specdec.sampling import RowSamplers
 from specdec.verify.handover import give_back, publish
 from specdec.verify.lane import DraftLane
@@ -69,6 +75,7 @@ class VerifyGroup:
             provider, self._reason = None, target.no_speculation_reason
         self._lane: DraftLane | None = None
         self._resting: DraftLane | None = None
+        self._noted = 0
         if provider is not None:
             self._lane = DraftLane(provider, drafter or provider.id, target)
         self._state: RowState | None = None
@@ -99,8 +106,12 @@ class VerifyGroup:
             ClosedError: after ``close``.
         """
         self._check("admit")
+        apart = self._why_no_windows(requests)
         if self._resting is not None and any(r.num_draft_tokens for r in requests):
             self._lane, self._resting = self._resting, None
+        if apart is not None and self._lane is not None:
+            self._lane.close()
+            self._lane, self._reason = None, apart
         with mx.stream(self._stream):
             newcomers = [
                 read_prompt(self.target, self._lane, request, self._step_size)
@@ -109,6 +120,32 @@ class VerifyGroup:
             if newcomers:
                 self._join(newcomers)
         return [newcomer.row for newcomer in newcomers]
+
+    def _why_no_windows(self, requests: Sequence[Request]) -> str | None:
+        """Why the rows of these requests decode one position at a time, if they do.
+
+        It depends on the caller's caches as well as on the target's own.
+
+        Raises:
+            OptionError: they would share a group with rows of the other kind.
+        """
+        reasons = [
+            self.target.no_speculation_reason
+            if request.cache is None
+            else self.target.state_of(request.cache).reason
+            for request in requests
+        ]
+        if self.rows and self._state is not None:
+            reasons.append(self._state.reason)
+        else:
+            self._state = None
+        if len({reason is None for reason in reasons}) > 1:
+            different = next(reason for reason in reasons if reason is not None)
+            raise OptionError(
+                f"a prompt_cache cannot join rows of another kind ({different}); "
+                "generate it in a group of its own"
+            )
+        return next((reason for reason in reasons if reason is not None), None)
 
     def _join(self, newcomers: Sequence[Newcomer]) -> None:
         if self._flight is not None:
@@ -133,21 +170,22 @@ class VerifyGroup:
         commit_all(changes)
         if state is None:
             self._state = states[0]
+        if lane is not None:
+            self._note_failures(lane)
         for offset, newcomer in enumerate(newcomers):
             self._describe(newcomer.row)
             if newcomer.first is not None:
                 self._firsts[live + offset] = newcomer.first
 
     def _describe(self, row: Row) -> None:
-        stats = row.stats
-        if self._lane is None:
+        stats, lane = row.stats, self._lane or self._resting
+        if lane is None:
             stats.reason = self._reason
-            return
-        stats.drafter = self._lane.name
-        stats.num_draft_tokens = row.width
-        stats.draft_errors = self._lane.failures
-        if row.width == 0:
-            stats.drafter, stats.reason = None, "num_draft_tokens is 0"
+        elif row.width == 0:
+            stats.reason = "num_draft_tokens is 0"
+        else:
+            stats.drafter = lane.name
+            stats.num_draft_tokens = row.width
 
     # Rounds.
 
@@ -168,10 +206,7 @@ class VerifyGroup:
             with mx.stream(self._stream):
                 if self._firsts:
                     firsts = [self._firsts.get(index) for index in range(len(self.rows))]
-                    outcomes = [
-                        None if logits is None else self._verifier.first(row, logits)
-                        for row, logits in zip(self.rows, firsts, strict=True)
-                    ]
+                    outcomes = self._verifier.firsts(self.rows, firsts)
                     return Round(self.rows, outcomes, lambda done: self._settle(done, None))
                 flight, outcomes = self._fly()
                 return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
@@ -218,31 +253,35 @@ class VerifyGroup:
         flight.settled = True
 
     def _drafting_lane(self) -> DraftLane | None:
-        """The lane, if it can draft; one that failed is opened again, or let go for good."""
+        """The lane, if it can draft; else it is set aside, after failures for good."""
         lane = self._lane
         if lane is None:
             return None
-        if not any(row.width for row in self.rows):
-            # Nobody drafts, which then costs nothing; a request that would brings it back.
-            lane.close()
-            self._lane, self._resting = None, lane
-            return None
-        if lane.is_open or lane.reopen(self.rows, self._samplers):
+        wanted = any(row.width for row in self.rows)
+        if not wanted and lane.is_open and lane.context is not ContextKind.NONE:
+            return lane  # it could not read again what it would miss
+        if wanted and (lane.is_open or lane.reopen(self.rows, self._samplers)):
             return lane
-        self._let_go(lane)
+        lane.close()
+        self._lane = None
+        if wanted:
+            self._note_failures(lane)
+            for row in self.rows:
+                row.stats.reason = row.stats.reason or lane.reason
+        if wanted and lane.failures:
+            self._reason = lane.reason
+        else:
+            self._resting = lane  # plain rounds cost nothing more; a new request brings it back
         return None
 
-    def _let_go(self, lane: DraftLane) -> None:
-        self._note_failures(lane)
-        lane.close()
-        self._lane, self._reason = None, lane.reason
-        for row in self.rows:
-            row.stats.reason = row.stats.reason or self._reason
-
     def _note_failures(self, lane: DraftLane) -> None:
+        """Count what the drafter raised since it was last asked, against the rows it served."""
+        raised, self._noted = lane.failures - self._noted, lane.failures
+        if not raised:
+            return
         for row in self.rows:
-            row.stats.draft_errors = lane.failures
-            row.stats.last_draft_error = lane.last_error or row.stats.last_draft_error
+            row.stats.draft_errors += raised
+            row.stats.last_draft_error = lane.last_error
 
     # What follows a round.
 
@@ -348,8 +387,15 @@ class VerifyGroup:
     def _drop_flight(self) -> None:
         """Take back a window that was begun early; its draws depend on seed and step alone."""
         state, self._flight = self._state, None
-        if state is not None and state.open_width:
+        if state is None or not state.open_width:
+            return
+        if state.can_roll_back or state.open_width > 1:
             state.rollback([0] * state.row_count)
+            return
+        # Its one position is the pending token, which was emitted and may as well be kept.
+        state.commit_round()
+        for row in self.rows:
+            row.processed += 1
 
     def _fail(self, error: BaseException) -> None:
         """The group is invalid; its rows' committed tokens and the callers' caches are saved.
@@ -358,7 +404,7 @@ class VerifyGroup:
             GroupFailedError: from the error, unless that is an interrupt.
         """
         self._in_round = False
-        self._dead = f"{type(error).__name__}: {error}"
+        self._dead = one_line(error)
         if self._lane is not None:
             self._lane.close()
         with mx.stream(self._stream):

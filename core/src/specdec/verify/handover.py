@@ -49,8 +49,16 @@ def give_back(target: Target, state: RowState, index: int, row: Row) -> None:
     last = row.pending if row.end_token is None else row.end_token
     alone = target.state_of(cache)
     alone.begin_round(1)
-    target.forward(mx.array([[last]], mx.int32), alone)
+    try:
+        target.forward(mx.array([[last]], mx.int32), alone)
+        mx.eval(alone.arrays())
+    except BaseException:
+        # Whoever tries again must find the token unread, or counted as read.
+        if alone.can_roll_back:
+            alone.rollback([0])
+        else:
+            row.processed += 1
+        raise
     alone.commit_round()
-    mx.eval(alone.arrays())
     alone.write_back(0, cache)
     row.processed += 1

@@ -16,14 +16,15 @@ from specdec.contract import (
     ContextKind,
     DeclaresTaps,
     PrefillMode,
+    RowCheckpoint,
     SupportsDeviceDraft,
     Swap,
 )
-from specdec.errors import ContractError, TargetLacksError
+from specdec.errors import ContractError, TargetLacksError, one_line
 from specdec.verify.proposals import check_device, check_host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from specdec.contract import (
         DeviceProposal,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         DraftProvider,
         DraftRowGroup,
         PendingChange,
-        RowCheckpoint,
         RowSampling,
         TargetView,
     )
@@ -101,7 +101,7 @@ class DraftLane:
             self.fail(error)
             return None
         try:
-            self._learn_context(group.context, tuple(group.tap_layers))
+            self._learn(group)
         except Exception as error:
             self.fail(error)
             self.shut(group)
@@ -127,7 +127,10 @@ class DraftLane:
         checkpoint = None
         try:
             checkpoint = group.capture(0)
+            if not isinstance(checkpoint, RowCheckpoint):
+                raise ContractError(f"capture() returned {type(checkpoint).__name__}")
         except Exception as error:
+            checkpoint = None
             self.fail(error)
         self.shut(group)
         return checkpoint
@@ -156,14 +159,16 @@ class DraftLane:
             if len(ready) < len(checkpoints) or (live and self._rows is None):
                 return Swap(self._drop)
             if self._rows is not None:
-                return self._rows.prepare_append(ready)
+                change = self._rows.prepare_append(ready)
+                commit, discard = change.commit, change.discard
+                return Swap(lambda: self._guard(commit), lambda: self._guard(discard))
             opened = self._grouped.open(
                 target=self._target, sampling=sampling, checkpoints=ready, constraints=None
             )
         except Exception as error:
             self.fail(error)
             return Swap(self._drop)
-        return Swap(lambda: self._take(opened), opened.close)
+        return Swap(lambda: self._take(opened), lambda: self.shut(opened))
 
     def filter_rows(self, keep: Sequence[int]) -> None:
         """Retire and reorder rows."""
@@ -197,7 +202,7 @@ class DraftLane:
             group = self.open_prefill()
             if group is None:
                 return False
-            if group.prefill_mode is not PrefillMode.TAIL_SPLIT:
+            if group.prefill_mode != PrefillMode.TAIL_SPLIT:
                 self.shut(group)
                 return False
             history = row.tokens[:-1]
@@ -213,13 +218,16 @@ class DraftLane:
 
     # Rounds.
 
-    def propose(self, rows: Sequence[Row], depths: Sequence[int], vocab_size: int) -> Drafts:
+    def propose(
+        self, rows: Sequence[Row], depths: Sequence[int], vocab_size: int, *, on_device: bool
+    ) -> Drafts:
         """Open a round; what comes back is valid, and empty where nothing was.
 
         Args:
             rows: the host rows, in group order.
             depths: B ints, the most each row may propose.
             vocab_size: ids must be below it.
+            on_device: whether drafts may stay on the device: every row's draw is stateless.
         """
         nothing = Drafts([[] for _ in rows])
         group = self._rows
@@ -231,7 +239,7 @@ class DraftLane:
             return [row.pending for row in rows], list(depths), [row.steps for row in rows]
 
         try:
-            if max(depths) > 0 and isinstance(group, SupportsDeviceDraft):
+            if on_device and max(depths) > 0 and isinstance(group, SupportsDeviceDraft):
                 device = group.draft_device(*asked())
                 if device is not None:
                     fault = check_device(device, depths)
@@ -279,6 +287,12 @@ class DraftLane:
     def _take(self, group: DraftRowGroup) -> None:
         self._rows = group
 
+    def _guard(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.fail(error)
+
     def _drop(self) -> None:
         group, self._rows = self._rows, None
         if group is not None:
@@ -286,10 +300,11 @@ class DraftLane:
 
     def _note(self, error: Exception) -> None:
         self.failures += 1
-        text = " ".join(str(error).split())
-        self.last_error = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        self.last_error = one_line(error)
 
-    def _learn_context(self, context: ContextKind, taps: tuple[int, ...]) -> None:
+    def _learn(self, group: DraftPrefillGroup) -> None:
+        PrefillMode(group.prefill_mode)  # raises where it is none
+        context, taps = ContextKind(group.context), tuple(group.tap_layers)
         if taps != self.taps or (context is ContextKind.TAPS) != bool(taps):
             raise ContractError(
                 f"the group taps {list(taps)} as {context}, but its provider declares "

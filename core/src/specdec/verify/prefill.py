@@ -62,7 +62,7 @@ def read_prompt(
     context = lane.context if group is not None and lane is not None else ContextKind.NONE
     taps = lane.taps if lane is not None else ()
     prompt, total = request.prompt, len(request.prompt)
-    whole = group is not None and group.prefill_mode is PrefillMode.FULL
+    whole = group is not None and group.prefill_mode == PrefillMode.FULL
     progress = request.progress or (lambda _done, _of: None)
 
     def read(chunk: tuple[int, ...]) -> Window:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from specdec.contract import Proposal
+from specdec.errors import one_line
 
 if TYPE_CHECKING:
     from specdec.contract import DeviceProposal
@@ -53,7 +54,7 @@ def _cut(row: object, depth: int, vocab_size: int) -> tuple[list[int], str | Non
         try:
             token = operator.index(item)
         except TypeError:
-            return ids, f"a draft is {item!r}; ids are whole numbers"
+            return ids, f"a draft is {one_line(repr(item))}; ids are whole numbers"
         if not 0 <= token < vocab_size:
             return ids, f"a draft is {token}; ids are 0 to {vocab_size - 1}"
         ids.append(token)

@@ -67,7 +67,8 @@ class Verifier:
             vocab = self._target.vocab_size
             most = 1 + max(row.width for row in rows)  # before a row stands down in this round
             if lane is not None:
-                proposed = lane.propose(rows, depths, vocab)
+                stateless = self._samplers.stateless
+                proposed = lane.propose(rows, depths, vocab, on_device=stateless)
                 drafts, device = proposed.rows, proposed.device
             tokens = window_tokens(
                 [row.pending for row in rows],
@@ -126,22 +127,30 @@ class Verifier:
             outcomes[index] = _walk(rows[index], draft, samples, logprobs, index)
         return outcomes
 
-    def first(self, row: Row, logits: mx.array) -> RowOutcome:
-        """The token that comes with a prompt that was read whole.
+    def firsts(
+        self, rows: Sequence[Row], logits: Sequence[mx.array | None]
+    ) -> list[RowOutcome | None]:
+        """The tokens that come with prompts that were read whole: one host read for all.
 
         Args:
-            row: the host row, nothing emitted yet.
-            logits: ``[1, 1, V]`` after the last prompt token.
+            rows: the host rows.
+            logits: per row ``[1, 1, V]`` after its last prompt token, nothing emitted yet; ``None``
+                for the other rows.
         """
-        logprobs = normalize(logits)
+        fresh = [index for index, each in enumerate(logits) if each is not None]
+        logprobs = normalize(mx.concatenate([each for each in logits if each is not None], axis=0))
         alone = RowSamplers()
-        alone.prepare_append([(row.request.sampling, row.seed)]).commit()
-        sampler = alone.callable_of(0)
-        if sampler is not None:
-            samples: Iterable[int] = _one_by_one(sampler, logprobs[0], 1)
-        else:
-            samples = host_read(alone.draw(logprobs, [row.steps]))[0]
-        return _walk(row, (), samples, logprobs, 0)
+        drawn = [(rows[index].request.sampling, rows[index].seed) for index in fresh]
+        alone.prepare_append(drawn).commit()
+        read = host_read(alone.draw(logprobs, [rows[index].steps for index in fresh]))
+        outcomes: list[RowOutcome | None] = [None] * len(rows)
+        for place, index in enumerate(fresh):
+            samples: Iterable[int] = read[place]
+            sampler = alone.callable_of(place)
+            if sampler is not None:
+                samples = _one_by_one(sampler, logprobs[place], 1)
+            outcomes[index] = _walk(rows[index], (), samples, logprobs, place)
+        return outcomes
 
     def _resolve(
         self, rows: Sequence[Row], flight: Flight, landed: Landed, lane: DraftLane | None
