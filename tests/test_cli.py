@@ -171,6 +171,11 @@ MISTAKES = [
     (("--drafter", "ngram", "--option", "max_ngram=0"), "max_ngram"),
     (("--drafter", "ngram", "--option", "colour=1"), "colour"),
     (("--colour",), "unrecognized arguments: --colour"),
+    (("--two\nlines",), "unrecognized arguments: --two lines"),
+    (("--drafter", "ngram", "--option", "num_draft_tokens=3"), "num_draft_tokens is no setting"),
+    (("--drafter", "ngram", "--option", "kind=5"), "kind is no setting"),
+    (("--num-draft-tokens", "3"), "need a --drafter"),
+    (("--option", "max_ngram=3"), "need a --drafter"),
 ]
 
 
@@ -215,6 +220,41 @@ def test_a_bench_file_names_the_line_that_is_wrong(
     ):
         status, out, err = run(capsys, "bench", *options)
         assert (status, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_a_prompt_that_is_no_text_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, out, err = run(capsys, "generate", "--prompt", "\udcff")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    file = tmp_path / "prompts.jsonl"
+    for text in ("", "\ud800"):
+        file.write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": text}) + "\n")
+        status, out, err = run(capsys, "bench", "--prompts", str(file))
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert "line 2" in err
+
+
+def test_bench_takes_a_top_k_beyond_the_vocabulary(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"text": PROMPT}) + "\n")
+    options = ("--prompts", str(file), "--max-tokens", "4", "--drafter", "none", "--temp", "1")
+    status, _, err = run(capsys, "bench", *options, "--top-k", "100000")
+    assert (status, err) == (0, "")
+
+
+def test_a_terminal_without_a_character_gets_a_stand_in() -> None:
+    command = [sys.executable, "-m", "specdec", "generate", "--prompt", "é ü ñ é ü ñ é ü"]
+    found = subprocess.run(
+        [*command, "--max-tokens", "12"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert found.stderr == b""
+    assert b"==========" in found.stdout
 
 
 def test_a_model_that_cannot_be_loaded_gets_one_line(
