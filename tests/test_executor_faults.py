@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -41,11 +42,12 @@ from specdec.contract import (
     Swap,
     commit_all,
 )
-from specdec.errors import GroupFailedError, OptionError
+from specdec.errors import GroupFailedError, OptionError, one_line
 from specdec.state import RaggedState
 from specdec.targets import MlxLmTarget
-from specdec.verify import flight
+from specdec.verify import flight, verifier
 from specdec.verify.lane import MAX_FAILURES, MAX_FAULTS
+from specdec.verify.proposals import check_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -1221,3 +1223,67 @@ def test_a_publisher_that_raises_ends_nothing_but_is_kept_as_the_rows_error(draf
     assert first.error is boom
     assert ending_of(second) == expected(TEXTS[1].output, (), 12)
     assert second.error is None
+
+
+def test_what_the_target_and_the_drafter_say_is_put_into_one_line() -> None:
+    class Loud(Fault):
+        def __str__(self) -> str:
+            return "first\nsecond " + "x" * 1000
+
+    class Mute(Fault):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert one_line(Loud("")).startswith("Loud: first second xxx")
+    assert len(one_line(Loud(""))) < 450
+    assert one_line(Mute("")) == "Mute"
+    model = mock.Mock(wraps=tiny_model("qwen3"), side_effect=Loud(""))
+    group = VerifyGroup(target())
+    group.admit([request(PROMPTS[0], max_tokens=4)])
+    with mock.patch.object(group.target, "model", model), pytest.raises(GroupFailedError) as raised:
+        group.round()
+    assert len(str(raised.value).splitlines()) == 1
+    drafts = check_host([[mx.array([[1.5], [2.5]])]], [1], 64)[1]
+    assert drafts[0] is not None
+    assert len(drafts[0].splitlines()) == 1
+
+
+def test_a_late_row_counts_only_what_the_drafter_raised_since_it_joined() -> None:
+    provider = provider_of({"draft": [1]})
+    group = VerifyGroup(target(), provider, drafter="scripted")
+    [early] = group.admit([request(PROMPTS[0], max_tokens=12, num_draft_tokens=3)])
+    with group.round() as done:
+        done.deliver_all()
+    [late] = group.admit([request(PROMPTS[1], max_tokens=6, num_draft_tokens=3)])
+    drain(group)
+    assert (early.stats.draft_errors, late.stats.draft_errors) == (1, 0)
+    assert early.stats.last_draft_error == "Fault: draft 1"
+    assert late.stats.last_draft_error is None
+
+
+def test_drafts_stay_on_the_device_only_where_every_draw_is_stateless() -> None:
+    provider = provider_of({}, device=True)
+    group = VerifyGroup(target(), provider, drafter="scripted")
+    asked = request(
+        PROMPTS[0],
+        sampler=lambda logprobs: mx.argmax(logprobs, axis=-1),
+        max_tokens=8,
+        num_draft_tokens=3,
+    )
+    [row] = group.admit([asked])
+    drain(group)
+    assert row.emitted == TEXTS[0].output[:8]
+    assert provider.calls["draft_device"] == 0
+    assert provider.calls["draft"] > 0
+
+
+def test_the_first_tokens_of_whole_prompts_are_read_at_once() -> None:
+    provider = provider_of({}, reader="whole prompt")
+    group = VerifyGroup(target(), provider, drafter="scripted")
+    rows = group.admit([request(p, max_tokens=5, num_draft_tokens=2) for p in PROMPTS[:3]])
+    with mock.patch.object(verifier, "host_read", side_effect=flight.host_read) as read:
+        with group.round() as done:
+            done.deliver_all()
+        assert read.call_count == 1
+    drain(group)
+    assert [row.emitted for row in rows] == [text.output[:5] for text in TEXTS[:3]]
