@@ -88,13 +88,33 @@ JOINS = st.lists(
 )
 
 
+VERBS = (
+    "open_prefill",
+    "prefill",
+    "capture",
+    "open",
+    "prepare_append",
+    "join",
+    "draft",
+    "draft_device",
+    "resolve",
+    "commit",
+    "filter_rows",
+    "close",
+)
+FAULTS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(1, 12)), max_size=3)
+
+
 @settings(max_examples=250, deadline=None)
-@given(joins=JOINS, kind=st.sampled_from(DRAFTERS))
-def test_each_row_gets_its_own_text_whoever_joins_and_leaves(
+@given(joins=JOINS, kind=st.sampled_from(DRAFTERS), faults=st.just([]) | FAULTS)
+def test_each_row_gets_its_own_text_whoever_joins_and_leaves_and_whatever_the_drafter_raises(
     joins: list[tuple[int, tuple[int, ...], Any, int, int, int | None, int | None, bool]],
     kind: str,
+    faults: list[tuple[str, int]],
 ) -> None:
     provider = drafter(kind)
+    if isinstance(provider, ScriptedProvider):
+        provider.faults = {verb: [n for v, n in faults if v == verb] for verb, _ in faults}
     group = VerifyGroup(target(), provider, prefill_step_size=4)
     served: list[tuple[Row, Any, list[KVCache] | None]] = []
 
@@ -243,11 +263,17 @@ def test_a_row_that_drafts_joins_rows_that_decode_plainly_with_an_early_window(
         with group.round() as done:
             done.deliver_all()
     assert group._flight is not None
-    [late] = group.admit([request(PROMPTS[3], max_tokens=budget, num_draft_tokens=3)])
+    late, later = group.admit(
+        [
+            request(PROMPTS[3], max_tokens=budget, num_draft_tokens=3),
+            request(PROMPTS[5], max_tokens=6, num_draft_tokens=3),
+        ]
+    )
     drain(group)
     assert live[0].emitted == solo(PROMPTS[2])[:14]
     assert live[1].emitted == solo(PROMPTS[1])[: 2 if leaver else 9]
     assert late.emitted == solo(PROMPTS[3])[:budget]
+    assert later.emitted == solo(PROMPTS[5])[:6]
     check_drafter(provider)
 
 

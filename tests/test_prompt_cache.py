@@ -268,6 +268,41 @@ def test_each_row_of_a_batch_gives_its_callers_cache_back(kind: str) -> None:
     assert provider.complaints == []
 
 
+@pytest.mark.parametrize("architecture", ["qwen3", HYBRID])
+@pytest.mark.parametrize("name", ["length", "one token", "end token third"])
+def test_a_plain_request_runs_the_model_as_often_as_mlx_lm(
+    name: str, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = WAYS[name]
+    model = tiny_model(architecture)
+    text = solo(PROMPT, architecture=architecture)
+    ends = () if way.end_at is None else (text[way.end_at],)
+    calls: list[tuple[int, ...]] = []
+    call = type(model).__call__
+
+    def counted(this: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> Any:
+        calls.append(inputs.shape)
+        return call(this, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "__call__", counted)
+    counts = []
+    for generate in (mlx_lm.stream_generate, stream_generate):
+        function: Any = generate
+        caches = make_prompt_cache(model)
+        responses = function(
+            model,
+            tiny_tokenizer(*ends),
+            list(PROMPT),
+            max_tokens=way.max_tokens,
+            prompt_cache=caches,
+        )
+        calls.clear()  # a model is looked at when it is bound
+        take(responses, way)
+        counts.append(list(calls))
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 2 + (3 if way.end_at else way.max_tokens)
+
+
 # The demo model with recurrent layers.
 
 

@@ -179,7 +179,7 @@ ENDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompt", ENDS)
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6, 12])
+@pytest.mark.parametrize("max_tokens", [1, 2, 4, 5, 12])
 @pytest.mark.parametrize("ending", [False, True])
 def test_responses_are_those_of_mlx_lm_with_every_drafter(
     kind: str, prompt: tuple[int, ...], max_tokens: int, ending: bool
