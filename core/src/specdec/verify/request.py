@@ -10,7 +10,7 @@ from specdec.errors import OptionError
 from specdec.verify.stats import GenerationStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import mlx.core as mx
     from attrs import Attribute
@@ -53,6 +53,10 @@ class Emission:
 
 def _ids(value: Sequence[int]) -> tuple[int, ...]:
     return tuple(value)
+
+
+def _id_set(value: Iterable[int]) -> frozenset[int]:
+    return frozenset(value)
 
 
 def _prompt(
@@ -99,7 +103,7 @@ class Request:
     prompt: tuple[int, ...] = field(converter=_ids, validator=_prompt)
     sampling: SamplingOptions
     max_tokens: int = field(default=256, validator=_max_tokens)
-    end_tokens: frozenset[int] = field(default=frozenset(), converter=frozenset)
+    end_tokens: frozenset[int] = field(default=frozenset(), converter=_id_set)
     num_draft_tokens: int = field(default=0, validator=_width)
     cache: Sequence[Any] | None = None
     consumer: Callable[[Emission], bool | None] | None = None
