@@ -29,16 +29,16 @@ MAY_IMPORT = {
 LOWER = {*MAY_IMPORT}
 FRONT = {"generation", "batch", "drafters", "benchmark", "models"}
 MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
-MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec"}, "specdec": LOWER | FRONT}
-MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "__main__": {"cli"}}
+MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec", "scaffold"}, "specdec": LOWER | FRONT}
+MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "scaffold": {"errors"}, "__main__": {"cli"}}
 
 # verify is annotated with what it drives; it never imports it at run time.
 MAY_NAME_IN_TYPES = {("verify", "targets")}
 
 HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "safetensors", "numpy"}
-LIGHT = {"specdec", "errors", "contract", "plugins", "cli", "models"}
+LIGHT = {"specdec", "errors", "contract", "plugins", "cli", "models", "scaffold"}
 MLX_AT_IMPORT = NUMERICS | FRONT | {"targets", "verify", "testing"}
-NEVER_MLX = {"errors", "contract", "plugins"}
+NEVER_MLX = {"errors", "contract", "plugins", "scaffold"}
 PURE = {"verify/accept.py"}
 
 

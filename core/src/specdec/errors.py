@@ -131,7 +131,8 @@ class RowIndexError(ContractError, IndexError):
     def __init__(self, what: str, rows: Sequence[int] | int, row_count: int) -> None:
         self.rows = rows
         self.row_count = row_count
-        super().__init__(f"{what}: got {rows!r}, but the group has rows 0 to {row_count - 1}")
+        has = f"rows 0 to {row_count - 1}" if row_count else "no rows"
+        super().__init__(f"{what}: got {rows!r}, but the group has {has}")
 
 
 class ProviderError(ContractError, TypeError):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run_generate"]
 
+_CACHE_BYTES = 4 << 30
+
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Register the command."""
@@ -42,6 +44,17 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--num-draft-tokens", type=int, help="drafts a round; 0 runs plain")
     add_drafter_options(parser)
     add_sampling(parser)
+    parser.add_argument(
+        "--prefix-cache",
+        metavar="DIR",
+        help="keep what was read and generated in this folder, and begin from there next time",
+    )
+    parser.add_argument(
+        "--prefix-cache-bytes",
+        type=int,
+        default=_CACHE_BYTES,
+        help="the most that the folder may hold (default: 4 GiB)",
+    )
     parser.add_argument("--json", action="store_true", help="print one object instead of text")
     parser.set_defaults(run=run_generate)
 
@@ -62,6 +75,7 @@ def run_generate(args: argparse.Namespace) -> int:
     prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
     check_text(prompt, "the prompt")
     options = drafter_options(args)
+    from specdec.checkpoints import PrefixCache
     from specdec.drafters import check_drafter, load_drafter
     from specdec.generation import stream_generate
     from specdec.models import load_model
@@ -70,6 +84,9 @@ def run_generate(args: argparse.Namespace) -> int:
         check_drafter(args.drafter)
     elif options or args.num_draft_tokens:
         raise OptionError("--option and --num-draft-tokens need a --drafter; name one")
+    cache = None
+    if args.prefix_cache is not None:
+        cache = PrefixCache(args.prefix_cache_bytes, args.prefix_cache)
     model, tokenizer = load_model(args.model)
     drafter = None
     if args.drafter != "none":
@@ -83,6 +100,7 @@ def run_generate(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         drafter=drafter,
         num_draft_tokens=args.num_draft_tokens,
+        prefix_cache=cache,
         prompt_progress_callback=prompt_progress(),
         **sampling,  # type: ignore[arg-type]  # checked above
     )
@@ -95,6 +113,8 @@ def run_generate(args: argparse.Namespace) -> int:
         parts.append(response.text)
         tokens.append(response.token)
         last = response
+    if cache is not None:
+        cache.close()
     assert last is not None
     assert last.stats is not None
     # An end token is the last response's, but no content.
@@ -155,4 +175,9 @@ def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
         f"speed: {last.generation_tps:.1f} tokens/s; prompt of {last.prompt_tokens} tokens at "
         f"{last.prompt_tps:.1f} tokens/s; peak memory {last.peak_memory:.2f} GB"
     )
+    if stats.time_to_first_token is not None:
+        lines.append(
+            f"first token: after {1000 * stats.time_to_first_token:.0f} ms"
+            + (f", {stats.cached_tokens} prompt tokens from the cache" if stats.cached_tokens else "")
+        )
     return "\n".join(lines)

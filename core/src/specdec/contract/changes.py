@@ -20,10 +20,16 @@ __all__ = ["PendingChange", "Swap", "append", "check_keep", "commit_all"]
 
 
 class PendingChange(Protocol):
-    """One prepared membership change; nothing of it is visible before ``commit``."""
+    """One prepared membership change; nothing of it is visible before ``commit``.
+
+    Whoever prepared it commits or discards it before anything else is asked of the group.
+    """
 
     def commit(self) -> None:
-        """Make the change visible. A swap only; takes effect once and cannot fail."""
+        """Make the change visible. A swap only; takes effect once and cannot fail.
+
+        After the group was closed it does nothing.
+        """
 
     def discard(self) -> None:
         """Drop what was prepared. Harmless after ``commit`` and when called again."""

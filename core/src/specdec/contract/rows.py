@@ -169,6 +169,7 @@ class DraftPrefillGroup(_Membership, Protocol):
                 for ``ContextKind.NONE``.
 
         Raises:
+            ContractError: a wrong shape, or a context that was not declared; nothing changed.
             ClosedError: after ``close``.
         """
 
@@ -194,6 +195,7 @@ class DraftRows(Protocol):
             B lists of 0..depth ids; the length returned is what counts, and rows may differ.
 
         Raises:
+            ContractError: lists that are not one entry per row; no round is opened.
             RoundOpenError: a round is open.
             ClosedError: after ``close``.
         """
@@ -251,4 +253,9 @@ class SupportsConsume(Protocol):
             context: the target's hidden states ``[B, L, ·]`` of the declared kind, or ``None``.
             lengths: B ints, how many of its tokens each row keeps; the pending output is not
                 among them.
+
+        Raises:
+            ContractError: a wrong shape, count or context; nothing changed.
+            RoundOpenError: inside a round.
+            ClosedError: after ``close``.
         """

@@ -82,7 +82,11 @@ class RowSampling(Protocol):
 
     @property
     def selection(self) -> Selection:
-        """How every row of the group selects, resolved once when the group binds its rows."""
+        """How every row of the group selects now.
+
+        A drafter may read it once, when its group is opened: a row that joins later and selects
+        otherwise gets fewer of its drafts accepted, and the same text.
+        """
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
         """Draw each row's next token, on the device.

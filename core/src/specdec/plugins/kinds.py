@@ -213,7 +213,8 @@ class DraftKind:
         fallback: takes what no other kind recognises; if it has ``detect``, that is asked last.
         bundled_at: sub-folder of a target in which such a drafter may come along.
         artifact: whether the kind has files of its own; by default, if anything above needs them.
-        default_width: drafts a round where the user names no number.
+        default_width: drafts a round where the user names no number, as listings show it; ``load``
+            is what applies it.
         summary: one line for people.
     """
 

@@ -24,7 +24,8 @@ from specdec.contract import (
     RowCheckpoint,
     commit_all,
 )
-from specdec.sampling import RowSamplers, SamplingOptions
+from specdec.sampling import SamplingOptions
+from specdec.testing.watched import WatchedSamplers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ class DrivenGroup:
     def __init__(self, harness: Harness, kept: Sequence[Kept]) -> None:
         self.harness = harness
         self.rows = [k.row.copy() for k in kept]
-        self.samplers = RowSamplers()
+        self.samplers = WatchedSamplers()
         self.samplers.prepare_append([(row.options, row.seed) for row in self.rows]).commit()
         self.round: _Open | None = None
         self.group: DraftRowGroup = harness.grouped.open(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from specdec.testing.checks import (
     checkpoints,
+    draws,
     identity,
     lifecycle,
     losslessness,
@@ -26,6 +27,7 @@ _THEMES = (
     lifecycle,
     prefill,
     rounds,
+    draws,
     membership,
     checkpoints,
     optional,

@@ -44,7 +44,7 @@ def assert_refused(kit: Kit, wrong: RowCheckpoint, what: str) -> None:
 
 @check()
 def checkpoint_is_well_formed(kit: Kit) -> None:
-    """A checkpoint has the group's namespace, a schema, evaluated arrays and flat metadata."""
+    """A checkpoint has the group's namespace, a schema, named arrays and flat metadata."""
     held = read_row(kit).checkpoint
     assert isinstance(held, RowCheckpoint), f"capture() returned {type(held).__name__}"
     assert held.namespace == kit.grouped.checkpoint_namespace

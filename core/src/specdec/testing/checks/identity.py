@@ -14,6 +14,7 @@ from specdec.contract import (
     validate_provider,
 )
 from specdec.errors import TargetLacksError
+from specdec.sampling import RowSamplers
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Turn
@@ -116,6 +117,13 @@ def missing_port_is_refused_at_once(kit: Kit) -> None:
                 TargetLacksError,
                 partial(kit.grouped.open_prefill, target=target, checkpoints=[broken]),
                 f"open_prefill() on a target without {port}, with a broken checkpoint",
+            )
+            must_raise(
+                TargetLacksError,
+                partial(
+                    kit.grouped.open, target=target, sampling=RowSamplers(), checkpoints=[broken]
+                ),
+                f"open() on a target without {port}, with a broken checkpoint",
             )
             continue
         turn = Turn((1,), (kit.max_depth,), (0,))

@@ -9,6 +9,8 @@ import mlx.core as mx
 
 from specdec.contract import SupportsConsume, SupportsDeviceDraft, SupportsPreview
 from specdec.errors import ClosedError, NoOpenRoundError, RoundOpenError
+from specdec.sampling import SamplingOptions
+from specdec.testing.drive import DrivenRow
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, row_ids, row_ints
@@ -93,6 +95,7 @@ def close_is_final(kit: Kit) -> None:
         ("prepare_append", lambda: prefill.prepare_append([None])),
         ("filter_rows", lambda: prefill.filter_rows([0])),
         ("capture", lambda: prefill.capture(0)),
+        ("materialize", prefill.materialize),
     ):
         must_raise(ClosedError, call, f"{verb}() of a prefill group after close()")
 
@@ -140,10 +143,11 @@ def random_state_is_left_alone(kit: Kit) -> None:
     """Nothing draws from MLX's global random state, which belongs to the process."""
     mx.random.seed(7)
     before = [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list
-    with kit.open([kit.cold((0, 1, 0))]) as rows:
-        for pending in (1, 0):
-            rows.draft((pending,), (kit.max_depth,))
-            rows.commit((kit.max_depth,))
-        rows.capture(0)
+    for options in (SamplingOptions(), SamplingOptions(temp=0.9)):
+        with kit.open([kit.cold((0, 1, 0), row=DrivenRow(options=options))]) as rows:
+            for pending in (1, 0):
+                rows.draft((pending,), (kit.max_depth,))
+                rows.commit((kit.max_depth,))
+            rows.capture(0)
     after = [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list
     assert after == before, "the drafter drew from mx.random; draw with RowSampling.sample"

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import strategies as st
 
 from specdec.contract import append
-from specdec.errors import CheckpointError, RowIndexError
+from specdec.errors import CheckpointError, ClosedError, RowIndexError
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, orders, plans, prompts, row_ids, row_ints
@@ -113,7 +113,7 @@ def filter_refuses_wrong_rows(kit: Kit) -> None:
 
 @check()
 def append_is_invisible_until_commit(kit: Kit) -> None:
-    """A prepared join shows nothing before ``commit``, and the live rows decode meanwhile."""
+    """A prepared join shows nothing before ``commit``, and all of it afterwards."""
 
     def run(plan: Plan, prompt: tuple[int, ...], pending: tuple[int, ...]) -> None:
         depths = (kit.max_depth,) * kit.max_rows
@@ -166,6 +166,22 @@ def append_counts_once(kit: Kit) -> None:
         change.discard()
         rows.rows.append(joining.row.copy())
         assert_as_alone(kit, rows, (1, 1), (kit.max_depth, kit.max_depth))
+
+
+@check()
+def append_to_a_closed_group_is_harmless(kit: Kit) -> None:
+    """A prepared join may outlive its group: ``commit`` and ``discard`` then do nothing."""
+    for end in ("commit", "discard"):
+        rows = kit.open([kit.cold((0, 1))])
+        change = rows.prepare([kit.cold((1, 0))])
+        rows.close()
+        getattr(change, end)()
+        change.discard()
+        must_raise(
+            ClosedError,
+            partial(rows.group.filter_rows, [0]),
+            f"filter_rows() of a closed group after {end}() of a join",
+        )
 
 
 @check()

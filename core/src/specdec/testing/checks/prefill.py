@@ -56,21 +56,22 @@ def prompts_read_together_equal_prompts_read_alone(kit: Kit) -> None:
                 group.filter_rows(keep)
                 rows = [rows[row] for row in keep]
                 prompts = [prompts[row] for row in keep]
-            if late % 2:
-                # A row joins with what it has read elsewhere.
+            if late:
+                # A row joins, cold or with what it has read elsewhere.
                 other = kit.cold(prompts[0][:1])
-                group.prepare_append([other.checkpoint]).commit()
-                rows.append(other.row)
+                group.prepare_append([other.checkpoint if late == 1 else None]).commit()
+                rows.append(other.row if late == 1 else DrivenRow())
                 prompts = [*prompts, prompts[0]]
             kit.read(group, rows, [prompt[1:width] for prompt in prompts])
             assert group.row_count == len(rows)
             kept = [Kept(group.capture(place), row.copy()) for place, row in enumerate(rows)]
-        for held in kept:
+        for place, held in enumerate(kept):
             with kit.open([held]) as lone:
                 [draft] = lone.draft(pending, (kit.max_depth,))
                 alone = kit.next_of(held.row, pending[0], kit.max_depth)
                 assert draft == alone, (
-                    f"a prompt read in a batch drafts {list(draft)}, alone {list(alone)}"
+                    f"row {place} of {len(kept)}, which read {held.row.tokens} beside others, "
+                    f"drafts {list(draft)}; read alone it drafts {list(alone)}"
                 )
 
     ids = st.integers(0, kit.vocab_size - 1)
@@ -79,7 +80,7 @@ def prompts_read_together_equal_prompts_read_alone(kit: Kit) -> None:
         prompts=st.lists(
             st.lists(ids, min_size=2, max_size=8), min_size=1, max_size=max(1, kit.max_rows - 1)
         ),
-        late=st.integers(0, 1),
+        late=st.integers(0, 2),
         gone=st.integers(0, 3),
         pending=row_ids(kit),
     )

@@ -54,6 +54,24 @@ def draft_answers_the_last_tokens(kit: Kit) -> None:
 
 
 @check()
+def drafts_depend_on_the_pending_token(kit: Kit) -> None:
+    """After some text another pending token gives another draft: a draft follows it."""
+    text = [token % kit.vocab_size for token in (0, 1, 2, 3, 1, 2, 0, 1, 2, 3, 1, 2)]
+    for length in range(kit.shortest, len(text) + 1):
+        kept = kit.cold(text[:length])
+        seen = set()
+        for pending in range(kit.vocab_size):
+            with kit.open([kept]) as rows:
+                seen.update(rows.draft((pending,), (kit.max_depth,)))
+            if len(seen) > 1:
+                return
+    raise AssertionError(
+        "whatever token is pending, the same is drafted; a draft comes after the pending token, "
+        "which neither target nor drafter has read yet"
+    )
+
+
+@check()
 def processed_tokens_count_what_was_read(kit: Kit) -> None:
     """A row that read n tokens has ``processed_tokens`` n, and a round adds accepted + 1."""
 
@@ -162,6 +180,23 @@ def rejected_drafts_leave_no_trace(kit: Kit) -> None:
         depths=st.tuples(deep, deep),
         keep=st.integers(0, kit.max_depth),
     )
+
+
+@check()
+def draft_refuses_wrong_lists(kit: Kit) -> None:
+    """Pending tokens, depths or steps that are not one per row open no round."""
+    with kit.open([kit.cold((0, 1, 0)), kit.cold((1, 1, 1))]) as rows:
+        pair, depths, steps = [1, 0], [kit.max_depth] * 2, [0, 0]
+        for asked in (
+            ([1], depths, steps),
+            ([1, 0, 1], depths, steps),
+            (pair, [1], steps),
+            (pair, depths, [0]),
+        ):
+            must_raise(
+                ContractError, partial(rows.group.draft, *asked), f"draft{asked} of two rows"
+            )
+        assert_as_alone(kit, rows, (1, 0), (kit.max_depth,) * 2)
 
 
 @check()

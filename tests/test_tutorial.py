@@ -1,0 +1,315 @@
+"""What the tutorial and the contract reference say is so: quotations, commands, names."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import pkgutil
+import re
+import shlex
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from attrs import frozen
+
+from specdec import contract, testing
+from specdec.cli.main import build_parser
+from specdec.testing import CHECKS, DraftRowContract, PluginContract
+from specdec.testing.profiles import PROFILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from specdec.contract import DraftProvider
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TUTORIAL = (DOCS / "write-a-drafter.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "contract.md").read_text(encoding="utf-8")
+EXAMPLE = DOCS / "examples" / "specdec-echo"
+
+KIT_NAMES = {*CHECKS, "row_machine"}
+PLUGIN_NAMES = {
+    name.removeprefix("test_") for name in vars(PluginContract) if name.startswith("test_")
+}
+
+
+@frozen
+class Block:
+    """A fenced block: its language, the file that it claims to be from, and its text."""
+
+    language: str
+    path: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    found = re.findall(r"^```(\w*) ?(\S*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [Block(*each) for each in found]
+
+
+QUOTED = [block for block in blocks(TUTORIAL) if block.path]
+OWN = [block for block in blocks(TUTORIAL) + blocks(REFERENCE) if not block.path]
+
+
+# Code.
+
+
+@pytest.mark.parametrize("block", QUOTED, ids=lambda block: block.path)
+def test_what_is_quoted_from_the_package_is_in_it(block: Block) -> None:
+    assert block.text in (EXAMPLE / block.path).read_text(encoding="utf-8"), (
+        f"this is not in {EXAMPLE / block.path}:\n{block.text}"
+    )
+
+
+def test_every_source_of_the_package_is_quoted() -> None:
+    sources = {path.relative_to(EXAMPLE).as_posix() for path in EXAMPLE.glob("src/*/[!_]*.py")}
+    assert sources | {"pyproject.toml", "tests/test_contract.py"} == {b.path for b in QUOTED}
+
+
+def test_all_other_code_can_be_read() -> None:
+    for block in OWN:
+        if block.language == "python":
+            ast.parse(textwrap.dedent(block.text))
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        else:
+            assert block.language in ("sh", ""), block
+
+
+# Commands.
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    for block in blocks(page):
+        if block.language == "sh":
+            yield from map(shlex.split, block.text.splitlines())
+
+
+def check_specdec(words: Sequence[str]) -> None:
+    arguments = build_parser().parse_args(words)
+    drafter = getattr(arguments, "drafter", [])
+    assert set([drafter] if isinstance(drafter, str) else drafter) <= {"echo"}
+
+
+def check_pip(words: Sequence[str]) -> None:
+    assert words[0] in ("install", "wheel")
+    for word in words:
+        if word.startswith("/path/to/specdec/"):
+            name, _, extras = word.removesuffix("]").partition("[")
+            project = ROOT / name.removeprefix("/path/to/specdec/") / "pyproject.toml"
+            offered = tomllib.loads(project.read_text())["project"].get("optional-dependencies", {})
+            assert set(extras.split(",") if extras else []) <= set(offered)
+        elif word.startswith(".["):
+            project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+            assert word[2:-1] in project["optional-dependencies"]
+
+
+def check_pytest(words: Sequence[str]) -> None:
+    options = iter(words)
+    for word in options:
+        if word == "-k":
+            assert next(options) in KIT_NAMES
+        else:
+            assert word in ("-x", "--tb=short")
+
+
+def test_the_commands_are_real() -> None:
+    seen = set()
+    for found in commands(TUTORIAL):
+        words = found
+        if words[0].startswith("SPECDEC_PROFILE="):
+            assert words[0].partition("=")[2] in PROFILES
+            words = words[1:]
+        seen.add(words[0])
+        match words:
+            case ["specdec", *rest]:
+                check_specdec(rest)
+            case ["pip", *rest]:
+                check_pip(rest)
+            case ["python", "-m", "pytest", *rest]:
+                check_pytest(rest)
+            case ["cd", folder]:
+                assert folder == EXAMPLE.name
+            case [".", ".venv/bin/activate"] | ["python3", "-m", "venv", ".venv"]:
+                pass
+            case _:
+                raise AssertionError(f"what is {shlex.join(words)}?")
+    assert {"specdec", "pip", "python", "cd"} <= seen
+
+
+def test_the_readme_of_the_package_has_real_commands() -> None:
+    for words in commands((EXAMPLE / "README.md").read_text(encoding="utf-8")):
+        if words[0] == "specdec":
+            check_specdec(words[1:])
+
+
+def test_a_mistyped_command_would_be_noticed() -> None:
+    with pytest.raises(SystemExit):
+        check_specdec(["generate", "--drafters", "echo", "--prompt", "one"])
+    assert isinstance(build_parser(), argparse.ArgumentParser)
+
+
+# The failing check.
+
+
+def test_the_failing_check_fails_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the tutorial's mistake, the check says the tutorial's sentence."""
+    monkeypatch.syspath_prepend(EXAMPLE / "src")
+    from specdec_echo.provider import EchoProvider
+    from specdec_echo.rows import EchoRows
+
+    class Broken(DraftRowContract):
+        shrink = False
+
+        def make_provider(self) -> DraftProvider:
+            return EchoProvider(memory=8)
+
+        def make_other_provider(self) -> DraftProvider:
+            return EchoProvider(memory=16)
+
+    right: Any = EchoRows.filter_rows
+
+    def in_the_wrong_order(self: EchoRows, keep: Sequence[int], /) -> None:
+        right(self, sorted(keep))
+
+    assert "for row in sorted(keep)" in TUTORIAL
+    assert "for row in keep]" in (EXAMPLE / "src/specdec_echo/rows.py").read_text()
+    (shown,) = [block.text for block in blocks(TUTORIAL) if "AssertionError" in block.text]
+    (sentence,) = re.findall(r"AssertionError: (.*)", shown)
+    with monkeypatch.context() as patched:
+        patched.setattr(EchoRows, "filter_rows", in_the_wrong_order)
+        with pytest.raises(AssertionError) as caught:
+            Broken().run_check("filter_keeps_and_reorders")
+    said = str(caught.value).splitlines()[0]
+    assert shape_of(said) == shape_of(sentence)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "specdec_echo"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def shape_of(sentence: str) -> str:
+    """A message without the numbers and lists that depend on the example."""
+    return re.sub(r"\d+", "0", re.sub(r"\[.*?\](?=[,; ]|$)|\[.*\]$", "[]", sentence))
+
+
+# The reference.
+
+
+def members() -> Iterator[tuple[str, str]]:
+    for name in contract.__all__:
+        protocol = getattr(contract, name)
+        if getattr(protocol, "_is_protocol", False):
+            for base in reversed(protocol.__mro__):
+                if getattr(base, "_is_protocol", False) and base.__module__.startswith("specdec"):
+                    for member in vars(base):
+                        if not member.startswith("_"):
+                            yield name, member
+
+
+def sections(page: str) -> dict[str, str]:
+    parts = re.split(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def mentioned(page: str) -> set[str]:
+    """Names in code spans: of a call, the name that is called."""
+    without_blocks = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    spans = re.findall(r"`([^`\n]+)`", without_blocks)
+    return {re.split(r"[(=\[ ]", span)[0].rpartition(".")[2] for span in spans}
+
+
+def dotted(page: str) -> set[str]:
+    """Names that are given with their module, such as ``specdec.load_drafter``."""
+    return set(re.findall(r"`(specdec(?:\.\w+)+)", page))
+
+
+@pytest.mark.parametrize("page", ["contract.md", "write-a-drafter.md"])
+def test_a_name_with_its_module_can_be_imported(page: str) -> None:
+    for name in dotted((DOCS / page).read_text(encoding="utf-8")) - {"specdec.providers"}:
+        assert pkgutil.resolve_name(name) is not None
+
+
+def test_every_member_of_every_protocol_is_in_the_reference() -> None:
+    found = list(members())
+    assert ("DraftRowGroup", "prepare_append") in found, "the walk misses inherited members"
+    assert ("TargetView", "can_tap") in found
+    named = mentioned(REFERENCE)
+    missing = [f"{protocol}.{member}" for protocol, member in found if member not in named]
+    assert not missing, f"docs/contract.md does not name {', '.join(missing)}"
+    absent = [name for name in contract.__all__ if name not in named]
+    assert not absent, f"docs/contract.md does not name {', '.join(absent)}"
+
+
+def test_a_section_names_the_members_of_its_protocol() -> None:
+    parts = sections(REFERENCE)
+    shared = parts["Both kinds of group"]
+    for name in ("DraftProvider", "GroupedDraftProvider", "PendingChange"):
+        own = {member for protocol, member in members() if protocol == name}
+        assert own <= mentioned(parts[name])
+    for name in ("DraftPrefillGroup", "DraftRowGroup"):
+        own = {member for protocol, member in members() if protocol == name}
+        assert own <= mentioned(parts[name] + shared)
+
+
+def test_the_reference_lists_the_checks_of_the_kit_and_no_others() -> None:
+    table = sections(REFERENCE)["The checks of the kit"]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    lines = [
+        f"| `{name}` | {' '.join(CHECKS[name].doc.split())} | |"
+        for name in CHECKS
+        if name not in listed
+    ]
+    assert not lines, "docs/contract.md does not list:\n" + "\n".join(lines)
+    assert [name for name in listed if name not in KIT_NAMES] == []
+    assert len(set(listed)) == len(listed)
+    for name, check in CHECKS.items():
+        (note,) = re.findall(rf"^\| `{name}` \|.*\| ?(.*?) ?\|$", table, re.MULTILINE)
+        assert (f"`{check.needs}`" in note) is (check.needs is not None), name
+        assert ("history" in note) is check.history_only, name
+
+
+@pytest.mark.parametrize("page", ["contract.md", "write-a-drafter.md"])
+def test_no_check_is_named_that_does_not_exist(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("contract", "plugins", "testing")
+        for path in (ROOT / "core" / "src" / "specdec" / folder).rglob("*.py")
+    )
+    known = KIT_NAMES | PLUGIN_NAMES | set(re.findall(r"\w+", sources))
+    names = {name for name in mentioned(text) if re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", name)}
+    names -= {name.rpartition(".")[2] for name in dotted(text)}
+    names |= set(re.findall(r"-k (\w+)", text)) | set(re.findall(r"TestRows\.test_(\w+)", text))
+    assert names <= known
+    held = re.findall(r"^\| I\d \|.*\|(.*)\|$", text, re.MULTILINE)
+    assert all(mentioned(cell) <= KIT_NAMES | {"refuse"} for cell in held)
+
+
+def test_each_invariant_says_what_holds_it() -> None:
+    rows = re.findall(r"^\| (I\d) \|.*\|(.*)\|$", REFERENCE, re.MULTILINE)
+    assert [number for number, _ in rows] == [f"I{n}" for n in range(1, 8)]
+    assert all(cell.strip() for _, cell in rows)
+
+
+@pytest.mark.parametrize("page", ["contract.md", "write-a-drafter.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        assert (DOCS / path).exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", (DOCS / path).read_text(), re.MULTILINE)
+            assert anchor in [title.lower().replace(" ", "-") for title in titles], link
+
+
+def test_the_kit_has_what_the_tutorial_tells_of_it() -> None:
+    for attribute in ("state_is_history", "expected_failures", "shrink"):
+        assert f"`{attribute}" in TUTORIAL or f"{attribute} =" in TUTORIAL
+        assert hasattr(DraftRowContract, attribute)
+    assert {"DraftRowContract", "PluginContract"} <= set(testing.__all__)
+    (named,) = re.findall(r"expected_failures = (\{.*\})", TUTORIAL)
+    assert set(ast.literal_eval(named)) <= KIT_NAMES
