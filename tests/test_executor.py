@@ -389,6 +389,7 @@ def test_nothing_else_in_the_executor_waits_for_the_device() -> None:
     assert {wait for path in files for wait in waits(path)} == {
         ("flight.py", "host_read", "tolist"),
         ("prefill.py", "read", "eval"),
+        ("prefill.py", "_restored", "eval"),  # a row from the prefix cache, when it is admitted
         ("handover.py", "give_back", "eval"),
     }
 

@@ -1,0 +1,22 @@
+"""Deliberately wrong pieces of the core: mistakes that were made elsewhere, or could be made here.
+
+Each is one small edit of a file under ``core/src``, and names the test that fails on it.
+"""
+
+from __future__ import annotations
+
+from mutants.core_executor import EXECUTOR_MUTANTS
+from mutants.core_group import GROUP_MUTANTS
+from mutants.core_rounds import ROUND_MUTANTS
+from mutants.core_sampling import SAMPLING_MUTANTS
+from mutants.core_state import STATE_MUTANTS
+
+__all__ = ["CORE_MUTANTS"]
+
+CORE_MUTANTS = (
+    *ROUND_MUTANTS,
+    *GROUP_MUTANTS,
+    *EXECUTOR_MUTANTS,
+    *STATE_MUTANTS,
+    *SAMPLING_MUTANTS,
+)
