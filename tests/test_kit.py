@@ -260,7 +260,7 @@ def test_the_tiny_target_is_the_same_each_time_and_draws_from_no_global_state() 
 
 def test_the_donors_are_the_live_rows_in_temporal_order() -> None:
     target = TinyTarget()
-    rows = [tuple(range(8)) + (1, 2, 3), (4, 2)]
+    rows = [(*range(8), 1, 2, 3), (4, 2)]
     target.show(rows)
     donors = target.assistant_rows.read_donors()
     assert donors.positions == (11, 2)

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec.checkpoints import PrefixCache
     from specdec.drafters import LoadedDrafter, bind_target, load_drafter
     from specdec.generation import GenerationResponse, generate, stream_generate
     from specdec.sampling import SamplingOptions
@@ -19,6 +20,7 @@ __all__ = [
     "GenerationResponse",
     "GenerationStats",
     "LoadedDrafter",
+    "PrefixCache",
     "Request",
     "Round",
     "Row",
@@ -38,6 +40,7 @@ _HOMES = {
     "GenerationResponse": "specdec.generation",
     "GenerationStats": "specdec.verify",
     "LoadedDrafter": "specdec.drafters",
+    "PrefixCache": "specdec.checkpoints",
     "Request": "specdec.verify",
     "Round": "specdec.verify",
     "Row": "specdec.verify",

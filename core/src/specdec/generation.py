@@ -14,6 +14,7 @@ from mlx_lm.generate import GenerationResponse as _MlxLmResponse
 from mlx_lm.generate import generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from specdec.checkpoints import PrefixCache
 from specdec.drafters import LoadedDrafter, bind_target, load_drafter
 from specdec.errors import OptionError, UnsupportedOptionError, one_line
 from specdec.sampling import SamplingOptions
@@ -69,6 +70,8 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     top_k: int = 0,
     sampler: Callable[[mx.array], mx.array] | None = None,
     prompt_cache: Sequence[Any] | None = None,
+    prefix_cache: PrefixCache | None = None,
+    snapshot_at: Sequence[int] = (),
     prefill_step_size: int = 2048,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
     **kwargs: Any,
@@ -96,6 +99,11 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         sampler: a sampler callable as in mlx-lm, in place of the four above.
         prompt_cache: mlx-lm's prompt cache. On every way out it covers the prompt and every
             emitted token, the last one too.
+        prefix_cache: where the beginning of the prompt is looked up, and where this request's rows
+            of target and drafter are left for later ones; share one between requests. The text is
+            the same with and without it, ``stats.cached_tokens`` says what was not read again.
+        snapshot_at: numbers of prompt tokens after which a row is left there too, such as the
+            length of a system prompt that other requests share.
         prefill_step_size: prompt tokens per chunk.
         prompt_progress_callback: told of ``(tokens read, tokens)``, as in mlx-lm.
         kwargs: options of mlx-lm that are not supported yet are refused by name.
@@ -130,12 +138,15 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         temp=temp, top_p=top_p, min_p=min_p, top_k=top_k, seed=seed, sampler=sampler
     )
     tokens = _encode(prompt, tokenizer)
+    _check_prefix(prefix_cache, snapshot_at, len(tokens))
     request = Request(
         prompt=tokens,
         max_tokens=max_tokens,
         sampling=sampling,
         end_tokens=frozenset(tokenizer.eos_token_ids),
         cache=prompt_cache,
+        prefix_cache=prefix_cache,
+        snapshot_at=tuple(snapshot_at),
         progress=prompt_progress_callback,
     )
     loaded, reason = _drafter(drafter, model, tokenizer, num_draft_tokens)
@@ -234,6 +245,18 @@ def _id(value: object) -> int:
         raise OptionError(
             f"the prompt has {one_line(repr(value))}; token ids are whole numbers"
         ) from None
+
+
+def _check_prefix(cache: object, places: Sequence[int], prompt_tokens: int) -> None:
+    if cache is not None and not isinstance(cache, PrefixCache):
+        raise OptionError(
+            f"prefix_cache is {one_line(repr(cache))}; give a specdec.PrefixCache(max_bytes)"
+        )
+    if places and cache is None:
+        raise OptionError("snapshot_at was given without a prefix_cache; give one")
+    for place in places:
+        if isinstance(place, int) and place > prompt_tokens:
+            raise OptionError(f"snapshot_at has {place}, but the prompt has {prompt_tokens} tokens")
 
 
 def _check_prompt(tokens: Sequence[int], target: Target) -> None:

@@ -176,8 +176,8 @@ def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
         f"{last.prompt_tps:.1f} tokens/s; peak memory {last.peak_memory:.2f} GB"
     )
     if stats.time_to_first_token is not None:
-        lines.append(
-            f"first token: after {1000 * stats.time_to_first_token:.0f} ms"
-            + (f", {stats.cached_tokens} prompt tokens from the cache" if stats.cached_tokens else "")
+        held = (
+            f", {stats.cached_tokens} prompt tokens from the cache" if stats.cached_tokens else ""
         )
+        lines.append(f"first token: after {1000 * stats.time_to_first_token:.0f} ms{held}")
     return "\n".join(lines)

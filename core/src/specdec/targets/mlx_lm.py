@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.metadata import version as installed_version
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -9,6 +12,7 @@ from attrs import frozen
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.cache import make_prompt_cache
 
+from specdec.checkpoints import weights_identity
 from specdec.contract import ContextKind
 from specdec.errors import OptionError, TargetLacksError, UnsupportedModelError
 from specdec.state import NativeState, RaggedState, row_state, types_without_row_form
@@ -86,6 +90,7 @@ class MlxLmTarget:
         self.vocab_size: int = logits.shape[2]
         self._port = self._probe_port(probe)
         self._apart = self._why_rows_stay_apart()
+        self._cache_scheme = _scheme(make_prompt_cache(model))
         self._reason = self.new_state().reason
 
     @property
@@ -133,6 +138,11 @@ class MlxLmTarget:
     def new_state(self) -> RowState:
         """The state of one cold row."""
         return self._state(make_prompt_cache(self.model))
+
+    def state_identity(self) -> str:
+        """Weights and adapters as they are now, the caches that hold a row, and the backend."""
+        backend = f"mlx {_mlx_version()} on {mx.default_device()}"
+        return f"{weights_identity(self.model)}; {self._cache_scheme}; {backend}"
 
     def state_of(self, caches: Sequence[Any]) -> RowState:
         """The state of one row that continues the caller's mlx-lm caches.
@@ -247,3 +257,22 @@ class MlxLmTarget:
         if backbone.embed(probe).shape != shape:
             return None
         return _HiddenPort(backbone, shape[2])
+
+
+def _scheme(caches: Sequence[Any]) -> str:
+    """How a row of these caches is laid out: each type once a run of layers, with its settings."""
+    kinds = []
+    for held in caches:
+        settings = {
+            name: value
+            for name, value in sorted(vars(held).items())
+            if isinstance(value, int | float | str)
+        }
+        kinds.append(f"{type(held).__name__}{settings}")
+    runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
+    return ", ".join(f"{count} x {kind}" for kind, count in runs)
+
+
+@cache
+def _mlx_version() -> str:
+    return installed_version("mlx")

@@ -38,6 +38,14 @@ class Target(TargetView, Protocol):
     def new_state(self) -> RowState:
         """The state of one cold row."""
 
+    def state_identity(self) -> str:
+        """Names all that a row's state depends on besides its tokens.
+
+        The weights, adapters included, the kinds of cache and the backend: state that was stored
+        under one identity is never restored under another. Cheap enough to ask per request; it
+        changes when the weights do.
+        """
+
     def state_of(self, caches: Sequence[Any], /) -> RowState:
         """The state of one row that continues the caller's caches.
 

@@ -87,6 +87,7 @@ class Flight:
         drafts: B lists of host drafts.
         depths: B ints that the drafter was asked for.
         device: device drafts, if the drafter left them there.
+        places: the rows that they were drafted for; ``None`` for all.
         packed: what ``land`` reads: ``samples``, with the device drafts and their lengths beside
             them in the same array.
         settled: whether the target's rows have already kept the window.
@@ -100,6 +101,7 @@ class Flight:
     depths: Sequence[int]
     device: DeviceProposal | None
     packed: mx.array
+    places: Sequence[int] | None = None
     settled: bool = False
     errors: dict[int, Exception] = field(factory=dict)
 

@@ -6,12 +6,13 @@ works.md`` follows a row through it.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from specdec.contract import ContextKind, Swap, commit_all
+from specdec.contract import Swap, commit_all
 from specdec.errors import (
     ClosedError,
     GroupFailedError,
@@ -21,7 +22,7 @@ from specdec.errors import (
 )
 from specdec.sampling import RowSamplers
 from specdec.verify.handover import give_back, publish
-from specdec.verify.lane import DraftLane
+from specdec.verify.lane import MAX_FAILURES, DraftLane
 from specdec.verify.prefill import read_prompt
 from specdec.verify.round import Round
 from specdec.verify.verifier import Verifier
@@ -29,7 +30,7 @@ from specdec.verify.verifier import Verifier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec.contract import DraftProvider
+    from specdec.contract import DraftProvider, PendingChange
     from specdec.state import RowState
     from specdec.targets import Target
     from specdec.verify.flight import Flight
@@ -75,7 +76,6 @@ class VerifyGroup:
             provider, self._reason = None, target.no_speculation_reason
         self._lane: DraftLane | None = None
         self._resting: DraftLane | None = None
-        self._noted = 0
         if provider is not None:
             self._lane = DraftLane(provider, drafter or provider.id, target)
         self._state: RowState | None = None
@@ -107,18 +107,24 @@ class VerifyGroup:
         """
         self._check("admit")
         apart = self._why_no_windows(requests)
-        if self._resting is not None and any(r.num_draft_tokens for r in requests):
-            self._lane, self._resting = self._resting, None
-        if apart is not None and self._lane is not None:
-            self._lane.close()
-            self._lane, self._reason = None, apart
+        lane = self._lane
+        if lane is None and any(request.num_draft_tokens for request in requests):
+            lane = self._resting
+        if apart is not None:
+            lane = None
+        if lane is not None:
+            lane.forget_prompts()
+        newcomers = []
+        admitted = time.perf_counter()
         with mx.stream(self._stream):
-            newcomers = [
-                read_prompt(self.target, self._lane, request, self._step_size)
-                for request in requests
-            ]
+            for request in requests:
+                newcomer = read_prompt(self.target, lane, request, self._step_size)
+                newcomer.row.admitted = admitted
+                if lane is not None:
+                    lane.answer_for(newcomer.row, newcomer.checkpoint)
+                newcomers.append(newcomer)
             if newcomers:
-                self._join(newcomers)
+                self._join(newcomers, lane, apart)
         return [newcomer.row for newcomer in newcomers]
 
     def _why_no_windows(self, requests: Sequence[Request]) -> str | None:
@@ -147,45 +153,74 @@ class VerifyGroup:
             )
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _join(self, newcomers: Sequence[Newcomer]) -> None:
+    def _join(
+        self, newcomers: Sequence[Newcomer], lane: DraftLane | None, apart: str | None
+    ) -> None:
         if self._flight is not None:
             # The live rows use its samples in the next round, and the new rows begin after it.
             self._commit_plain(self._flight)
         rows = [newcomer.row for newcomer in newcomers]
         live = len(self.rows)
         states = [newcomer.state for newcomer in newcomers]
-        state = self._state
+        state = self._state or states[0]
+        joining = states if self._state is not None else states[1:]
         samplers = [(row.request.sampling, row.seed) for row in rows]
-        changes = [
-            lambda: self._samplers.prepare_append(samplers),
-            (lambda: states[0].prepare_append(states[1:]))
-            if state is None
-            else (lambda: state.prepare_append(states)),
-            lambda: Swap(lambda: self.rows.extend(rows)),
-        ]
-        lane = self._lane
-        if lane is not None:
+        drafting: list[PendingChange] = []
+
+        def enter() -> None:
+            self._state = state
+            self.rows.extend(rows)
+            if lane is not None:
+                self._lane, self._resting = lane, None
+            elif apart is not None:
+                self._rest()
+
+        def prepare_drafts() -> PendingChange:
             checkpoints = [newcomer.checkpoint for newcomer in newcomers]
-            changes.append(lambda: lane.prepare_append(checkpoints, self._samplers, live))
-        commit_all(changes)
-        if state is None:
-            self._state = states[0]
-        if lane is not None:
-            self._note_failures(lane)
+            if lane is not None:
+                drafting.append(lane.prepare_append(rows, checkpoints, self._samplers, live))
+            return drafting[-1] if drafting else Swap(lambda: None)
+
+        try:
+            commit_all(
+                [
+                    lambda: self._samplers.prepare_append(samplers),
+                    lambda: state.prepare_append(joining),
+                    lambda: Swap(enter),
+                    prepare_drafts,
+                ]
+            )
+        except BaseException as error:
+            for change in drafting:
+                change.discard()
+            if self._samplers.row_count != live:  # interrupted between one commit and another
+                self._fail(error)
+            raise
         for offset, newcomer in enumerate(newcomers):
-            self._describe(newcomer.row)
+            self._describe(newcomer.row, apart)
             if newcomer.first is not None:
                 self._firsts[live + offset] = newcomer.first
 
-    def _describe(self, row: Row) -> None:
+    def _describe(self, row: Row, apart: str | None) -> None:
         stats, lane = row.stats, self._lane or self._resting
-        if lane is None:
-            stats.reason = self._reason
-        elif row.width == 0:
+        if lane is None or apart is not None:
+            stats.reason = self._reason if lane is None else apart
+        elif row.request.num_draft_tokens == 0:
             stats.reason = "num_draft_tokens is 0"
         else:
             stats.drafter = lane.name
             stats.num_draft_tokens = row.width
+
+    def _rest(self) -> None:
+        """Set the lane aside, after too many failures for good; a new request brings it back."""
+        lane, self._lane = self._lane, None
+        if lane is None:
+            return
+        lane.close()
+        if lane.failures < MAX_FAILURES:
+            self._resting = lane  # plain rounds cost nothing more
+        else:
+            self._reason = lane.reason
 
     # Rounds.
 
@@ -253,35 +288,18 @@ class VerifyGroup:
         flight.settled = True
 
     def _drafting_lane(self) -> DraftLane | None:
-        """The lane, if it can draft; else it is set aside, after failures for good."""
+        """The lane, if it drafts in the next window; it is set aside where no row wants drafts."""
         lane = self._lane
         if lane is None:
             return None
-        wanted = any(row.width for row in self.rows)
-        if not wanted and lane.is_open and lane.context is not ContextKind.NONE:
-            return lane  # it could not read again what it would miss
-        if wanted and (lane.is_open or lane.reopen(self.rows, self._samplers)):
+        lane.bring_in(self.rows, self._samplers)
+        if lane.serves:
             return lane
-        lane.close()
-        self._lane = None
-        if wanted:
-            self._note_failures(lane)
-            for row in self.rows:
-                row.stats.reason = row.stats.reason or lane.reason
-        if wanted and lane.failures:
-            self._reason = lane.reason
+        if any(row.width for row in self.rows):
+            lane.close()  # who is in it would miss this window; it is tried again after it
         else:
-            self._resting = lane  # plain rounds cost nothing more; a new request brings it back
+            self._rest()
         return None
-
-    def _note_failures(self, lane: DraftLane) -> None:
-        """Count what the drafter raised since it was last asked, against the rows it served."""
-        raised, self._noted = lane.failures - self._noted, lane.failures
-        if not raised:
-            return
-        for row in self.rows:
-            row.stats.draft_errors += raised
-            row.stats.last_draft_error = lane.last_error
 
     # What follows a round.
 
@@ -320,7 +338,6 @@ class VerifyGroup:
         if self._lane is not None:
             with mx.stream(self._stream):
                 self._lane.commit(kept, flight.context)
-            self._note_failures(self._lane)
 
     def _retire(self) -> None:
         """Give ended rows' caches back, then drop the rows everywhere."""
@@ -342,13 +359,14 @@ class VerifyGroup:
                 continue
             if row.request.publish is not None:
                 publish(self._state, self._lane, index, row)
+            if row.prefix is not None:
+                row.prefix.keep_ended(self.target, self._state, self._lane, index, row)
             if row.request.cache is not None:
                 give_back(self.target, self._state, index, row)
         self._state.filter_rows(keep)
         self._samplers.filter_rows(keep)
         if self._lane is not None:
             self._lane.filter_rows(keep)
-            self._note_failures(self._lane)
         if flight is not None:
             # Rows that joined since are behind those of the window.
             still = [index for index in keep if index < flight.row_count]

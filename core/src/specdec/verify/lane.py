@@ -1,16 +1,17 @@
 """One draft group behind a wall: whatever a drafter does, the round goes on.
 
-Exceptions of the drafter never leave this module. After one, the group is closed; a drafter that
-needs no hidden states is opened again from the rows' token histories, a few times, and then the
-rows go on without it, with the reason in their statistics.
+Exceptions of the drafter never leave this module. What it raises over one row's prompt or
+checkpoint counts against that row, which stays outside the draft group, and its members do not
+notice. What it raises in a verb that serves all members counts against the lane, and closes the
+group. A drafter that needs tokens alone then reads the histories of the rows outside that want
+drafts, a few times; others go on without it, with the reason in their statistics.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
-from attrs import frozen
 
 from specdec.contract import (
     ContextKind,
@@ -21,13 +22,13 @@ from specdec.contract import (
     Swap,
 )
 from specdec.errors import ContractError, TargetLacksError, one_line
-from specdec.verify.proposals import check_device, check_host
+from specdec.verify.members import Joining, Members, MemberSampling, pick
+from specdec.verify.proposals import Drafts, check_device, check_host, check_prefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specdec.contract import (
-        DeviceProposal,
         DraftPrefillGroup,
         DraftProvider,
         DraftRowGroup,
@@ -37,18 +38,14 @@ if TYPE_CHECKING:
     )
     from specdec.verify.request import Row
 
-__all__ = ["MAX_FAILURES", "MAX_FAULTS", "DraftLane", "Drafts"]
+__all__ = ["MAX_FAILURES", "MAX_FAULTS", "DraftLane"]
 
-MAX_FAILURES = 3  # exceptions after which a group's rows go on without the drafter
+Result = TypeVar("Result")
+
+# Exceptions after which the drafter is let go: those that came from verbs of all members, for
+# everybody; those that one row has met, its own prompt's and checkpoint's included, for that row.
+MAX_FAILURES = 3
 MAX_FAULTS = 3  # rounds with an invalid proposal after which a row goes on without it
-
-
-@frozen(eq=False)
-class Drafts:
-    """One round's proposals: checked ids on the host, or a proposal still on the device."""
-
-    rows: Sequence[Sequence[int]]
-    device: DeviceProposal | None = None
 
 
 class DraftLane:
@@ -59,6 +56,12 @@ class DraftLane:
         name: its kind, for the statistics.
         target: the bound target.
 
+    Attributes:
+        failures: exceptions of the verbs that serve all members; :data:`MAX_FAILURES` at most.
+        last_error: the last of them.
+        taps: the layers that the drafter reads.
+        context: the hidden states that it reads.
+
     Raises:
         TargetLacksError: the drafter taps layers that the target cannot capture.
     """
@@ -67,7 +70,10 @@ class DraftLane:
         self.name = name
         self._grouped = provider.grouped
         self._target = target
-        self._rows: DraftRowGroup | None = None
+        self._members = Members()
+        self._sampling: MemberSampling | None = None
+        self._mode: PrefillMode | None = None  # how it reads prompts, once it has said so
+        self._unread: list[Exception] = []  # raised over the prompt that is read
         self.failures = 0
         self.last_error: str | None = None
         self.taps: tuple[int, ...] = ()
@@ -80,32 +86,72 @@ class DraftLane:
     @property
     def is_open(self) -> bool:
         """Whether there is a group that drafts."""
-        return self._rows is not None
+        return self._members.group is not None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the next window is one of drafts, or one that the drafter must not miss."""
+        if self.context is not ContextKind.NONE:
+            return bool(self._members.rows)
+        return any(row.width for row in self._members.rows.values())
 
     @property
     def reason(self) -> str:
-        """Why there is none and there will be none."""
-        if self.last_error is None:
-            return f"drafter {self.name} cannot join rows that decode without it"
-        return f"drafter {self.name} failed: {self.last_error}"
+        """Why it failed, for rows that go on without it."""
+        return self._failed(self.last_error)
 
     # Prompts.
+
+    def forget_prompts(self) -> None:
+        """Forget what was raised over prompts whose rows never came to be."""
+        self._unread = []
+
+    @property
+    def namespace(self) -> str | None:
+        """What a draft row is stored under; ``None`` where the drafter does not say."""
+        try:
+            name = self._grouped.checkpoint_namespace
+        except Exception:
+            return None
+        return name if isinstance(name, str) and name else None
 
     def open_prefill(self) -> DraftPrefillGroup | None:
         """A prefill group of one cold row; ``None`` after a failure."""
         if self.failures >= MAX_FAILURES:
             return None
         try:
-            group = self._grouped.open_prefill(target=self._target, checkpoints=[None])
+            return self._prefill_group(None)
         except Exception as error:
-            self.fail(error)
+            self._unread.append(error)
+            return None
+
+    def restore_prefill(self, checkpoint: RowCheckpoint) -> DraftPrefillGroup | None:
+        """A prefill group of one restored row, which needs what it was restored from no more.
+
+        Returns:
+            The group; ``None`` where the drafter will not have the checkpoint, which is no fault of
+            its own: the prompt can be read instead.
+        """
+        if self.failures >= MAX_FAILURES:
             return None
         try:
-            self._learn(group)
-        except Exception as error:
-            self.fail(error)
-            self.shut(group)
+            group = self._prefill_group(checkpoint)
+            try:
+                group.materialize()
+            except BaseException:
+                self.shut(group)
+                raise
+        except Exception:
             return None
+        return group
+
+    def _prefill_group(self, checkpoint: RowCheckpoint | None) -> DraftPrefillGroup:
+        group = self._grouped.open_prefill(target=self._target, checkpoints=[checkpoint])
+        try:
+            self.context, self._mode = check_prefill(group, self.taps)
+        except BaseException:
+            self.shut(group)
+            raise
         return group
 
     def read(self, group: DraftPrefillGroup, tokens: mx.array, context: mx.array | None) -> bool:
@@ -117,127 +163,194 @@ class DraftLane:
         try:
             group.prefill(tokens, context)
         except Exception as error:
-            self.fail(error)
+            self._unread.append(error)
             self.shut(group)
             return False
         return True
 
-    def checkpoint(self, group: DraftPrefillGroup) -> RowCheckpoint | None:
-        """Hand a read prompt over: capture its row and close the group."""
-        checkpoint = None
+    def snapshot(self, group: DraftPrefillGroup) -> RowCheckpoint | None:
+        """The row that a prefill group has read so far; after a failure the group is closed."""
         try:
             checkpoint = group.capture(0)
             if not isinstance(checkpoint, RowCheckpoint):
                 raise ContractError(f"capture() returned {type(checkpoint).__name__}")
-        except Exception as error:
-            checkpoint = None
-            self.fail(error)
-        self.shut(group)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._unread.append(error)
+            self.shut(group)
+            if isinstance(error, Exception):
+                return None
+            raise  # an interrupt: nobody else knows of the group any more
         return checkpoint
 
-    def shut(self, group: DraftPrefillGroup | DraftRowGroup) -> None:
-        """Close a group. Raising here is counted, but leaves nothing to give up."""
+    def checkpoint(self, group: DraftPrefillGroup) -> RowCheckpoint | None:
+        """Hand a read prompt over: capture its row and close the group."""
+        checkpoint = self.snapshot(group)
+        if checkpoint is not None:
+            self.shut(group)
+        return checkpoint
+
+    def shut(self, group: DraftPrefillGroup) -> None:
+        """Close a prefill group. Raising here is counted, but leaves nothing to give up."""
         try:
             group.close()
         except Exception as error:
-            self._note(error)
+            self._unread.append(error)
+
+    def answer_for(self, row: Row, checkpoint: RowCheckpoint | None) -> None:
+        """Count what was raised while a prompt was read, now that its row is known.
+
+        Args:
+            row: the row of the prompt.
+            checkpoint: what came of it; the row stays outside where it is ``None``.
+        """
+        raised = self._unread
+        self.forget_prompts()
+        for error in raised:
+            self._count(row, error)
+        if raised and checkpoint is None:
+            row.stats.reason = self._failed(one_line(raised[0]))
 
     # Membership.
 
     def prepare_append(
-        self, checkpoints: Sequence[RowCheckpoint | None], sampling: RowSampling, live: int
+        self,
+        rows: Sequence[Row],
+        checkpoints: Sequence[RowCheckpoint | None],
+        sampling: RowSampling,
+        live: int,
     ) -> PendingChange:
-        """Rows that join the group; the first ones open it.
+        """Rows that join; the first members open the draft group.
+
+        A row whose prompt could not be read, or whose checkpoint is refused, joins outside the
+        draft group. Nothing is raised, and the members are as they were.
 
         Args:
+            rows: the new rows.
             checkpoints: one per new row; ``None`` where its prompt could not be read.
             sampling: the group's samplers; they hold the new rows by the time of ``commit``.
-            live: rows that already decode.
+            live: rows before them.
         """
-        ready = [c for c in checkpoints if c is not None]
-        try:
-            if len(ready) < len(checkpoints) or (live and self._rows is None):
-                return Swap(self._drop)
-            if self._rows is not None:
-                change = self._rows.prepare_append(ready)
-                commit, discard = change.commit, change.discard
-                return Swap(lambda: self._guard(commit), lambda: self._guard(discard))
-            opened = self._grouped.open(
-                target=self._target, sampling=sampling, checkpoints=ready, constraints=None
-            )
-        except Exception as error:
-            self.fail(error)
-            return Swap(self._drop)
-        return Swap(lambda: self._take(opened), lambda: self.shut(opened))
+        joining = [
+            Joining(live + place, row, checkpoint)
+            for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True))
+            if checkpoint is not None
+        ]
+        return self._members.prepare(joining, self._build(sampling), self._refuse)
 
     def filter_rows(self, keep: Sequence[int]) -> None:
-        """Retire and reorder rows."""
-        if self._rows is None:
-            return
-        try:
-            self._rows.filter_rows(list(keep))
-        except Exception as error:
-            self.fail(error)
+        """Retire and reorder rows, members or not."""
+        self._try(lambda: self._members.filter_rows(keep))
 
     def capture(self, row: int) -> RowCheckpoint | None:
-        """A row's checkpoint between rounds; ``None`` without a group or after a failure."""
-        if self._rows is None:
-            return None
-        try:
-            return self._rows.capture(row)
-        except Exception as error:
-            self.fail(error)
-            return None
+        """A row's checkpoint between rounds; ``None`` for no member, or after a failure."""
+        return self._try(lambda: self._members.capture(row))
 
-    def reopen(self, rows: Sequence[Row], sampling: RowSampling) -> bool:
-        """After a failure: read the rows' histories again, if the drafter needs tokens alone.
+    def bring_in(self, rows: Sequence[Row], sampling: RowSampling) -> None:
+        """Let the rows that want drafts into the draft group, opening it again if needed.
 
-        Returns:
-            Whether a group is open again.
+        A drafter that needs tokens alone reads their histories, once a round. Rows that it cannot
+        or will not take stand down.
+
+        Args:
+            rows: all rows, between rounds.
+            sampling: the group's samplers.
         """
-        if self.failures >= MAX_FAILURES or self.context is not ContextKind.NONE or not rows:
-            return False
-        checkpoints: list[RowCheckpoint] = []
-        for row in rows:
-            group = self.open_prefill()
-            if group is None:
-                return False
-            if group.prefill_mode != PrefillMode.TAIL_SPLIT:
-                self.shut(group)
-                return False
+        members = self._members
+        if len(members.rows) == len(rows):
+            return
+        outside = [
+            (index, row)
+            for index, row in enumerate(rows)
+            if row.width and index not in members.rows
+        ]
+        joining = []
+        for index, row in outside:
+            checkpoint = self._read_again(row)
+            if checkpoint is not None:
+                joining.append(Joining(index, row, checkpoint))
+        members.prepare(joining, self._build(sampling), self._refuse).commit()
+        self._try(members.put_in_order)
+        for index, row in outside:
+            if index not in members.rows and not self._may_enter(row):
+                row.width = 0
+                said = row.stats.last_draft_error or self.last_error
+                row.stats.reason = row.stats.reason or self._failed(said)
+
+    def _may_enter(self, row: Row) -> bool:
+        tokens_alone = self.context is ContextKind.NONE and self._mode is not PrefillMode.FULL
+        failures = max(self.failures, row.stats.draft_errors)
+        return tokens_alone and failures < MAX_FAILURES
+
+    def _read_again(self, row: Row) -> RowCheckpoint | None:
+        """A checkpoint from a row's history, all but its pending token."""
+        group = self.open_prefill() if self._may_enter(row) else None
+        checkpoint = None
+        if group is not None:
             history = row.tokens[:-1]
-            if history and not self.read(group, mx.array([history], mx.int32), None):
-                return False
-            checkpoint = self.checkpoint(group)
-            if checkpoint is None:
-                return False
-            checkpoints.append(checkpoint)
-        change = self.prepare_append(checkpoints, sampling, live=0)
-        change.commit()
-        return self.is_open
+            try:
+                if not self._may_enter(row):  # it has said only now what it needs
+                    self.shut(group)
+                elif not history or self.read(group, mx.array([history], mx.int32), None):
+                    checkpoint = self.checkpoint(group)
+            except BaseException:
+                self.shut(group)
+                raise
+        self.answer_for(row, checkpoint)
+        return checkpoint
+
+    def _build(self, sampling: RowSampling) -> Callable[[Sequence[Joining]], PendingChange]:
+        """How the drafter is asked to take rows; that raises what it raises."""
+        members = self._members
+        self._sampling = seen = self._sampling or MemberSampling(sampling)
+
+        def build(joining: Sequence[Joining]) -> PendingChange:
+            checkpoints = [each.checkpoint for each in joining]
+            if members.group is None:
+                opened = self._grouped.open(
+                    target=self._target, sampling=seen, checkpoints=checkpoints, constraints=None
+                )
+                commit, discard = (lambda: self._take(opened)), opened.close
+            else:
+                change = members.group.prepare_append(checkpoints)
+                commit, discard = change.commit, change.discard
+            return Swap(lambda: self._enter(joining, commit), lambda: self._give_up(discard))
+
+        return build
+
+    def _enter(self, joining: Sequence[Joining], commit: Callable[[], None]) -> None:
+        self._members.append(joining)
+        for each in joining:
+            each.row.stats.reason = None
+        self._try(commit)
+
+    def _take(self, group: DraftRowGroup) -> None:
+        self._members.group = group
 
     # Rounds.
 
-    def propose(
-        self, rows: Sequence[Row], depths: Sequence[int], vocab_size: int, *, on_device: bool
-    ) -> Drafts:
+    def propose(self, rows: Sequence[Row], vocab_size: int, *, on_device: bool) -> Drafts:
         """Open a round; what comes back is valid, and empty where nothing was.
 
         Args:
             rows: the host rows, in group order.
-            depths: B ints, the most each row may propose.
             vocab_size: ids must be below it.
             on_device: whether drafts may stay on the device: every row's draw is stateless.
         """
-        nothing = Drafts([[] for _ in rows])
-        group = self._rows
-        if group is None:
+        nothing = Drafts([[] for _ in rows], [0] * len(rows))
+        group = self._members.group
+        if group is None or not self._members.rows:
             return nothing
+        places = self._members.places(len(rows))
+        members = pick(rows, places)
+        depths = [row.depth for row in members]
 
         def asked() -> tuple[list[int], list[int], list[int]]:
             # New lists for each call: a drafter that writes into them changes nothing here.
-            return [row.pending for row in rows], list(depths), [row.steps for row in rows]
+            return [row.pending for row in members], list(depths), [row.steps for row in members]
 
+        assert self._sampling is not None
+        self._sampling.bind(places, len(rows))
         try:
             if on_device and max(depths) > 0 and isinstance(group, SupportsDeviceDraft):
                 device = group.draft_device(*asked())
@@ -245,23 +358,23 @@ class DraftLane:
                     fault = check_device(device, depths)
                     if fault is not None:
                         raise ContractError(fault)
-                    return Drafts(nothing.rows, device)
+                    return Drafts.of(depths, places, len(rows), device=device)
             # Reading a proposal runs the drafter's code as well, so it may raise as well.
             drafts, faults = check_host(group.draft(*asked()), depths, vocab_size)
         except Exception as error:
             self.fail(error)
             return nothing
-        self.blame(rows, faults)
-        return Drafts(drafts)
+        self.blame(members, faults)
+        return Drafts.of(depths, places, len(rows), drafts)
 
     def commit(self, accepted: Sequence[int], context: mx.array | None) -> None:
-        """End the round that ``propose`` opened."""
-        if self._rows is None:
-            return
-        try:
-            self._rows.commit(list(accepted), context)
-        except Exception as error:
-            self.fail(error)
+        """End the round that ``propose`` opened.
+
+        Args:
+            accepted: B ints, those of rows outside the draft group included.
+            context: ``[B, W, ·]`` of the window, or ``None``.
+        """
+        self._try(lambda: self._members.commit(accepted, context))
 
     def blame(self, rows: Sequence[Row], faults: Sequence[str | None]) -> None:
         """Count invalid proposals; a row stands down after :data:`MAX_FAULTS` of them."""
@@ -276,38 +389,52 @@ class DraftLane:
                 row.stats.reason = f"drafter {self.name} stood down: {fault}"
 
     def fail(self, error: Exception) -> None:
-        """Note an exception of the drafter and close its group."""
+        """Count an exception of a verb that serves all members, and close their group."""
         self._drop()
         self._note(error)
+        self._members.rows = {}
 
     def close(self) -> None:
         """Close the group; the provider stays."""
         self._drop()
+        self._members.rows = {}
 
-    def _take(self, group: DraftRowGroup) -> None:
-        self._rows = group
+    def _drop(self) -> None:
+        group, self._members.group = self._members.group, None
+        if group is not None:
+            self._give_up(group.close)
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], Result]) -> Result | None:
+        try:
+            return call()
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def _give_up(self, call: Callable[[], None]) -> None:
+        """Close or discard. Raising here is counted, but leaves nothing to give up."""
         try:
             call()
         except Exception as error:
-            self.fail(error)
-
-    def _drop(self) -> None:
-        group, self._rows = self._rows, None
-        if group is not None:
-            self.shut(group)
+            self._note(error)
 
     def _note(self, error: Exception) -> None:
+        """Count against the lane, and show it to the rows that it serves."""
         self.failures += 1
         self.last_error = one_line(error)
+        for row in self._members.rows.values():
+            self._count(row, error)
 
-    def _learn(self, group: DraftPrefillGroup) -> None:
-        PrefillMode(group.prefill_mode)  # raises where it is none
-        context, taps = ContextKind(group.context), tuple(group.tap_layers)
-        if taps != self.taps or (context is ContextKind.TAPS) != bool(taps):
-            raise ContractError(
-                f"the group taps {list(taps)} as {context}, but its provider declares "
-                f"{list(self.taps)}"
-            )
-        self.context = context
+    def _refuse(self, joining: Sequence[Joining], error: Exception) -> None:
+        """Count against rows that stay outside; a row that gets in after all forgets the reason."""
+        for each in joining:
+            self._count(each.row, error)
+            each.row.stats.reason = self._failed(one_line(error))
+
+    def _failed(self, error: str | None) -> str:
+        return f"drafter {self.name} failed: {error}"
+
+    @staticmethod
+    def _count(row: Row, error: Exception) -> None:
+        row.stats.draft_errors += 1
+        row.stats.last_draft_error = one_line(error)

@@ -1,4 +1,4 @@
-"""Checking what drafters propose: what is no valid draft never reaches the target.
+"""Checking what drafters say and propose: what is no valid draft never reaches the target.
 
 A drafter can make generation slow but cannot change a token or end a row. A proposal is cut at the
 first id that is no valid draft, and what was wrong is counted against the row.
@@ -8,19 +8,75 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import mlx.core as mx
+from attrs import evolve, frozen
 
-from specdec.contract import Proposal
-from specdec.errors import one_line
+from specdec.contract import ContextKind, PrefillMode, Proposal
+from specdec.errors import ContractError, one_line
+from specdec.verify.members import spread_index
 
 if TYPE_CHECKING:
-    from specdec.contract import DeviceProposal
+    from specdec.contract import DeviceProposal, DraftPrefillGroup
 
-__all__ = ["check_device", "check_host", "cut_device"]
+__all__ = ["Drafts", "check_device", "check_host", "check_prefill", "cut_device"]
 
 Checked = tuple[list[list[int]], list[str | None]]
+
+
+@frozen(eq=False)
+class Drafts:
+    """One round's proposals, for all rows of a verify group.
+
+    Attributes:
+        rows: B lists of checked host drafts; empty where the drafts are on the device.
+        depths: B ints that were asked for.
+        device: a proposal of B rows that is still on the device. Rows that the drafter did not
+            draft for have depth 0, and hold somebody's drafts.
+        places: the rows that the drafter drafted for, in its order; ``None`` for all.
+    """
+
+    rows: Sequence[Sequence[int]]
+    depths: Sequence[int]
+    device: DeviceProposal | None = None
+    places: Sequence[int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        depths: Sequence[int],
+        places: Sequence[int] | None,
+        count: int,
+        rows: Sequence[Sequence[int]] | None = None,
+        *,
+        device: DeviceProposal | None = None,
+    ) -> Self:
+        """What a draft group proposed, spread over the ``count`` rows of its verify group.
+
+        Args:
+            depths: what it was asked for, one per member.
+            places: the members' rows; ``None`` for all.
+            count: rows, B.
+            rows: checked host drafts, one list per member; none where they are on the device.
+            device: the proposal on the device, one row per member.
+        """
+        if places is None:
+            return cls(rows or [()] * count, depths, device)
+        asked = [0] * count
+        drafts: list[Sequence[int]] = [()] * count
+        for number, place in enumerate(places):
+            asked[place] = depths[number]
+            drafts[place] = rows[number] if rows else ()
+        if device is not None:
+            index = mx.array(spread_index(places, count), mx.int32)
+            tokens, lengths = device.tokens, device.lengths
+            device = evolve(
+                device,
+                tokens=mx.take(tokens, index, axis=0),
+                lengths=None if lengths is None else mx.take(lengths, index, axis=0),
+            )
+        return cls(drafts, asked, device, places)
 
 
 def check_host(proposal: object, depths: Sequence[int], vocab_size: int) -> Checked:
@@ -59,6 +115,22 @@ def _cut(row: object, depth: int, vocab_size: int) -> tuple[list[int], str | Non
             return ids, f"a draft is {token}; ids are 0 to {vocab_size - 1}"
         ids.append(token)
     return ids, None
+
+
+def check_prefill(group: DraftPrefillGroup, taps: Sequence[int]) -> tuple[ContextKind, PrefillMode]:
+    """What a prefill group reads, and how.
+
+    Raises:
+        ContractError: other layers than ``taps``, which its provider declares.
+        ValueError: no such mode or kind of context.
+    """
+    mode = PrefillMode(group.prefill_mode)
+    context, tapped = ContextKind(group.context), tuple(group.tap_layers)
+    if tapped != tuple(taps) or (context is ContextKind.TAPS) != bool(tapped):
+        raise ContractError(
+            f"the group taps {list(tapped)} as {context}, but its provider declares {list(taps)}"
+        )
+    return context, mode
 
 
 def check_device(proposal: DeviceProposal, depths: Sequence[int]) -> str | None:

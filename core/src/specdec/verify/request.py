@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from attrs import Attribute
 
+    from specdec.checkpoints import PrefixCache
     from specdec.contract import RowCheckpoint
     from specdec.sampling import SamplingOptions
+    from specdec.verify.prefix import PrefixBinding
 
 __all__ = ["Emission", "FinishReason", "Request", "Row"]
 
@@ -76,6 +78,20 @@ def _width(_instance: object, _attribute: Attribute[int], value: int) -> None:
         raise OptionError(f"num_draft_tokens is {value!r}; give 1 or more, or 0 to run plain")
 
 
+def _places(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
+def _snapshots(
+    _instance: object, _attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]
+) -> None:
+    for place in value:
+        if not isinstance(place, int) or place < 1:
+            raise OptionError(
+                f"snapshot_at has {place!r}; give numbers of prompt tokens, 1 or more"
+            )
+
+
 @frozen(kw_only=True, eq=False)
 class Request:
     """What one row is asked to do; frozen when it is admitted.
@@ -87,6 +103,9 @@ class Request:
         end_tokens: ids that end the row and are no content.
         num_draft_tokens: the most drafts per round.
         cache: the caller's mlx-lm prompt cache, continued from and written back; or ``None``.
+        prefix_cache: where the row's beginning is looked up and the row is left when it ends.
+        snapshot_at: numbers of prompt tokens after which the row is left there too, such as the
+            length of a system prompt that other requests share.
         consumer: told of each emission by ``Round.deliver_all``; returns ``False`` to stop.
         cancelled: looked at before each token.
         stops: told of each content token in order; true where the row ends with it. Told only of
@@ -106,11 +125,19 @@ class Request:
     end_tokens: frozenset[int] = field(default=frozenset(), converter=_id_set)
     num_draft_tokens: int = field(default=0, validator=_width)
     cache: Sequence[Any] | None = None
+    prefix_cache: PrefixCache | None = None
+    snapshot_at: tuple[int, ...] = field(default=(), converter=_places, validator=_snapshots)
     consumer: Callable[[Emission], bool | None] | None = None
     cancelled: Callable[[], bool] | None = None
     stops: Callable[[int], bool] | None = None
     publish: Callable[[Row, list[Any], RowCheckpoint | None], None] | None = None
     progress: Callable[[int, int], None] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.cache is not None and self.prefix_cache is not None:
+            raise OptionError(
+                "a caller's prompt cache and a prefix_cache were given; give one or the other"
+            )
 
 
 @define(eq=False)
@@ -128,6 +155,8 @@ class Row:
         error: what a consumer, a sampler or a stop rule raised, if that ended the row.
         stats: its counters.
         faults: rounds in which the drafter's proposal for this row was no valid draft.
+        prefix: its place in a prefix cache, bound when it was admitted; or ``None``.
+        admitted: when, as ``time.perf_counter`` tells it.
     """
 
     request: Request
@@ -140,6 +169,8 @@ class Row:
     error: Exception | None = None
     stats: GenerationStats = field(factory=GenerationStats)
     faults: int = 0
+    prefix: PrefixBinding | None = None
+    admitted: float = 0.0
 
     @property
     def pending(self) -> int:

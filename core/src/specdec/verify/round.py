@@ -6,6 +6,7 @@ delivered is then committed to target and drafter, when the ``with`` block is le
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Self
 
 from attrs import frozen
@@ -96,6 +97,8 @@ class Round:
                 row.end("cancelled")
                 return
             token = acceptance.tokens[position]
+            if row.stats.time_to_first_token is None:
+                row.stats.time_to_first_token = time.perf_counter() - row.admitted
             row.tokens.append(token)
             self.delivered[index] = position + 1
             finish = acceptance.ending if position == last and end_token is None else None

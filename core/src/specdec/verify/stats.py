@@ -18,7 +18,9 @@ class GenerationStats:
 
     Attributes:
         prompt_tokens: tokens of the prompt that were read.
-        cached_tokens: tokens that a prompt cache already held.
+        cached_tokens: tokens that were not read again: those of the prompt that a prefix cache
+            held, or those before it in the caller's prompt cache.
+        time_to_first_token: seconds from admission to the first emitted token; ``None`` before.
         drafter: kind of the drafter that ran, or ``None``.
         reason: why no drafter ran, or why it stopped; ``None`` if it ran to the end.
         num_draft_tokens: the most drafts a round could have; 0 without a drafter.
@@ -37,6 +39,7 @@ class GenerationStats:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    time_to_first_token: float | None = field(default=None, eq=False)
     drafter: str | None = None
     reason: str | None = None
     num_draft_tokens: int = 0

@@ -14,7 +14,8 @@ from specdec.sampling import RowSamplers
 from specdec.sampling.rows import normalize
 from specdec.verify.accept import Acceptance, accept_tokens
 from specdec.verify.flight import Flight, host_read, pack, window_tokens
-from specdec.verify.proposals import cut_device
+from specdec.verify.members import pick
+from specdec.verify.proposals import Drafts, cut_device
 from specdec.verify.round import RowOutcome
 
 if TYPE_CHECKING:
@@ -56,26 +57,23 @@ class Verifier:
             lane: the drafter, or ``None`` for a plain window.
             after: a plain window that is not read yet; this one is built on its samples.
         """
-        drafts: Sequence[Sequence[int]] = [()] * len(rows)
-        device = None
+        proposed = Drafts([()] * len(rows), [0] * len(rows))
         if after is not None:
             # Its samples are emitted, if at all, before anything of this window is.
-            steps, depths = [row.steps + 1 for row in rows], [0] * len(rows)
+            steps = [row.steps + 1 for row in rows]
             tokens = after.samples
         else:
-            steps, depths = [row.steps for row in rows], [row.depth for row in rows]
+            steps = [row.steps for row in rows]
             vocab = self._target.vocab_size
             most = 1 + max(row.width for row in rows)  # before a row stands down in this round
             if lane is not None:
-                stateless = self._samplers.stateless
-                proposed = lane.propose(rows, depths, vocab, on_device=stateless)
-                drafts, device = proposed.rows, proposed.device
+                proposed = lane.propose(rows, vocab, on_device=self._samplers.stateless)
             tokens = window_tokens(
                 [row.pending for row in rows],
-                drafts,
-                None if device is None else device.tokens,
+                proposed.rows,
+                None if proposed.device is None else proposed.device.tokens,
                 vocab=vocab,
-                width=state.window_width(1 + max(map(len, drafts)), most),
+                width=state.window_width(1 + max(map(len, proposed.rows)), most),
             )
         state.begin_round(tokens.shape[1])
         if lane is not None and lane.is_open:
@@ -87,14 +85,16 @@ class Verifier:
         errors: dict[int, Exception] = {}
         if not self._samplers.stateless and samples.shape[1] == 1:
             samples = self._call_samplers(logprobs, samples, errors)
+        device = proposed.device
         flight = Flight(
             samples,
             logprobs,
             window.context,
-            drafts,
-            depths,
+            proposed.rows,
+            proposed.depths,
             device,
             packed=samples if device is None else pack(samples, device),
+            places=proposed.places,
             errors=errors,
         )
         mx.async_eval(flight.packed)  # type: ignore[no-untyped-call]  # untyped in MLX's stubs
@@ -158,17 +158,23 @@ class Verifier:
         """Device drafts, now on the host, cut to what is valid."""
         assert flight.device is not None
         assert landed.device is not None
-        read, cut = landed.device, (flight.depths, self._target.vocab_size)
+        places = flight.places
+        read = pick(landed.device, places)
+        lengths = None if landed.lengths is None else pick(landed.lengths, places)
+        cut = (pick(flight.depths, places), self._target.vocab_size)
         try:
             resolved = flight.device.resolve([token for row in read for token in row])
-            drafts, faults = cut_device(read, landed.lengths, resolved, *cut)
+            drafts, faults = cut_device(read, lengths, resolved, *cut)
         except Exception as error:
             if lane is not None:
                 lane.fail(error)
-            drafts, faults = cut_device(read, landed.lengths, read, *cut)
+            drafts, faults = cut_device(read, lengths, read, *cut)
         if lane is not None:
-            lane.blame(rows, faults)
-        return drafts
+            lane.blame(pick(rows, places), faults)
+        if places is None:
+            return drafts
+        drafted = dict(zip(places, drafts, strict=True))
+        return [drafted.get(index, []) for index in range(flight.row_count)]
 
     def _call_samplers(
         self, logprobs: mx.array, samples: mx.array, errors: dict[int, Exception]

@@ -1,0 +1,129 @@
+"""What a row takes from the prefix cache when it comes, and leaves there.
+
+A row is bound once, when it is admitted: which cache, and the namespace that names everything its
+state depends on besides its tokens. The same binding is used to look up, to snapshot at a prefill
+boundary and to store the row when it ends. Rows of target and drafter are stored together, under
+the tokens that both have read (``docs/checkpoints-and-prefix-cache.md``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from specdec.checkpoints import PrefixCache, PrefixHit
+    from specdec.contract import RowCheckpoint
+    from specdec.state import RowState
+    from specdec.targets import Target
+    from specdec.verify.lane import DraftLane
+    from specdec.verify.request import Request, Row
+
+__all__ = ["PrefixBinding", "bind_prefix"]
+
+
+@frozen(eq=False)
+class PrefixBinding:
+    """One request's place in a prefix cache.
+
+    Attributes:
+        cache: where rows are taken from and left.
+        namespace: the target's weights and adapters, its caches, the backend and the drafter.
+        identity: the target's part of it, to notice weights that changed meanwhile.
+        drafts: whether an entry holds a draft row too.
+    """
+
+    cache: PrefixCache
+    namespace: str
+    identity: str
+    drafts: bool
+
+    def take(self, prompt: tuple[int, ...]) -> PrefixHit | None:
+        """The longest stored prefix that leaves at least the last prompt token to read."""
+        hit = self.cache.take(self.namespace, prompt, longest=len(prompt) - 1)
+        if hit is not None and self.drafts and hit.checkpoint is None:
+            hit.release()
+            return None
+        return hit
+
+    def boundaries(self, request: Request, cached: int) -> list[int]:
+        """Where to snapshot while the prompt is read, in order.
+
+        Before the last token, so that the same prompt is read once; where the request says; and
+        where this prompt parts from a stored one, since what two prompts share a third will share
+        too (Pan et al. 2024, "Marconi", arXiv 2411.19379). Entries are never cut: a snapshot holds
+        for every kind of state.
+
+        Args:
+            request: the request.
+            cached: tokens that were restored.
+        """
+        prompt = request.prompt
+        last = len(prompt) - 1
+        wanted = {last, *(min(place, last) for place in request.snapshot_at)}
+        wanted.add(min(self.cache.branch(self.namespace, prompt), last))
+        return sorted(place for place in wanted if place > cached)
+
+    def keep(
+        self,
+        target: Target,
+        tokens: tuple[int, ...],
+        state: RowState,
+        index: int,
+        checkpoint: RowCheckpoint | None,
+    ) -> None:
+        """Store a row of target and drafter that have read ``tokens``.
+
+        Args:
+            target: the bound target; if its weights changed meanwhile, nothing is stored.
+            tokens: every token that both have read, and no other.
+            state: the target's rows, between rounds.
+            index: the row's place.
+            checkpoint: the draft row's; without one, a row that drafts is not stored.
+        """
+        if not tokens or state.lengths[index] != len(tokens):
+            return
+        drafted = None if checkpoint is None else checkpoint.processed_tokens
+        if drafted != (len(tokens) if self.drafts else None):
+            return
+        if target.state_identity() != self.identity:
+            return
+        self.cache.put(self.namespace, tokens, state.extract_row(index), checkpoint)
+
+    def keep_ended(
+        self, target: Target, state: RowState, lane: DraftLane | None, index: int, row: Row
+    ) -> None:
+        """Store a row that ended, under what was really processed of its output."""
+        ends = () if row.end_token is None else (row.end_token,)
+        tokens = (*row.tokens, *ends)[: row.processed]
+        checkpoint = lane.capture(index) if self.drafts and lane is not None else None
+        self.keep(target, tokens, state, index, checkpoint)
+
+
+def bind_prefix(target: Target, lane: DraftLane | None, request: Request) -> PrefixBinding | None:
+    """Bind a request to its prefix cache.
+
+    Args:
+        target: the bound target.
+        lane: the drafter that reads the prompt, or ``None``.
+        request: the request.
+
+    Returns:
+        The binding; ``None`` without a cache.
+    """
+    if request.prefix_cache is None:
+        return None
+    method = None
+    if lane is not None:
+        method = lane.namespace
+        if method is None:
+            return None  # the drafter did not say what its state depends on
+    identity = target.state_identity()
+    return PrefixBinding(
+        cache=request.prefix_cache,
+        namespace=json.dumps({"target": identity, "drafter": method}, sort_keys=True),
+        identity=identity,
+        drafts=method is not None,
+    )
