@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
+
+from specdec.testing.target import seeded_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,21 +95,7 @@ def build_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     """A fresh model; ``changes`` override entries of its config."""
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     config = {**_USUAL, "model_type": architecture, **_CONFIGS[architecture], **changes}
-    model = module.Model(module.ModelArgs.from_dict(config))
-    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
-    keys = mx.random.split(mx.random.key(seed), len(parameters))
-    drawn = []
-    for (name, held), key in zip(parameters, keys, strict=True):
-        noise = mx.random.normal(held.shape, key=key)
-        if "norm" in name:  # around its own start: some are scales, some offsets from 1
-            drawn.append((name, held + 0.1 * noise))
-        elif "embed" in name:
-            drawn.append((name, noise * held.shape[-1] ** -0.5))
-        else:
-            drawn.append((name, noise * 2.0 * held[0].size ** -0.5))
-    model.update(tree_unflatten(drawn))
-    mx.eval(model.parameters())
-    return model
+    return seeded_weights(module.Model(module.ModelArgs.from_dict(config)), seed)
 
 
 tiny_model = cache(build_model)

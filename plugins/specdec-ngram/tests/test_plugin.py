@@ -11,34 +11,18 @@ from unittest import mock
 
 import mlx.core as mx
 import pytest
-from attrs import frozen
 
 from specdec.contract import validate_provider
 from specdec.errors import OptionError
 from specdec.plugins import SUPPORTED_API, DraftKind, LoadedDraft, LoadRequest, make_manager
+from specdec.testing import TinyTarget
 from specdec_ngram import plugin
 from specdec_ngram.provider import NgramProvider
 
 
-@frozen
-class BareTarget:
-    """A target without any port."""
-
-    vocab_size: int = 8
-    identity: object = None
-    hidden_taps: None = None
-    recurrent_mtp: None = None
-    assistant_rows: None = None
-    residual_basis: None = None
-    draft_projections: None = None
-
-    def can_tap(self, layers: Any) -> bool:
-        return False
-
-
 def load(width: int | None = None, **options: Any) -> LoadedDraft:
     return plugin.load(
-        LoadRequest(kind="ngram", target=BareTarget(), num_draft_tokens=width, options=options)
+        LoadRequest(kind="ngram", target=TinyTarget(), num_draft_tokens=width, options=options)
     )
 
 

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from attrs import field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.contract import (
     ContextKind,
-    Greedy,
     PrefillMode,
     RowCheckpoint,
     SupportsConsume,
@@ -26,6 +24,9 @@ from specdec.errors import (
     NoOpenRoundError,
     RoundOpenError,
 )
+from specdec.sampling import RowSamplers
+from specdec.testing import TinyTarget
+from specdec.testing.target import PORTS
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
@@ -37,32 +38,7 @@ VOCAB = 16
 ABCD = [1, 2, 3, 4, 1]  # after a pending 2, the row drafts 3, 4, 1, ...
 
 
-@frozen
-class BareTarget:
-    """A target without any port."""
-
-    vocab_size: int = VOCAB
-    identity: object = None
-    hidden_taps: None = None
-    recurrent_mtp: None = None
-    assistant_rows: None = None
-    residual_basis: None = None
-    draft_projections: None = None
-
-    def can_tap(self, layers: Any) -> bool:
-        return False
-
-
-@frozen
-class NoDraws:
-    """The draws of rows that never draw."""
-
-    selection: Greedy = field(factory=Greedy)
-
-    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        raise NotImplementedError
-
-
+TARGET = TinyTarget(VOCAB, lacks=PORTS)
 PROVIDER = NgramProvider(max_ngram=3, min_ngram=1)
 
 
@@ -71,7 +47,7 @@ def ids(*rows: Sequence[int]) -> mx.array:
 
 
 def prefill_group(count: int = 1, provider: NgramProvider = PROVIDER) -> NgramRows:
-    return provider.grouped.open_prefill(target=BareTarget(), checkpoints=[None] * count)
+    return provider.grouped.open_prefill(target=TARGET, checkpoints=[None] * count)
 
 
 def row(tokens: Sequence[int], provider: NgramProvider = PROVIDER) -> RowCheckpoint:
@@ -83,7 +59,7 @@ def row(tokens: Sequence[int], provider: NgramProvider = PROVIDER) -> RowCheckpo
 
 def open_group(*rows: Sequence[int], provider: NgramProvider = PROVIDER) -> NgramRows:
     checkpoints = [row(tokens, provider) for tokens in rows]
-    return provider.grouped.open(target=BareTarget(), sampling=NoDraws(), checkpoints=checkpoints)
+    return provider.grouped.open(target=TARGET, sampling=RowSamplers(), checkpoints=checkpoints)
 
 
 def contents(group: NgramRows) -> list[list[int]]:

@@ -127,6 +127,7 @@ class DraftRowContract:
             settings,
             max_rows=self.max_rows,
             max_depth=self.max_depth,
+            history=self.state_is_history,
         )
 
     def run_check(self, name: str) -> None:

@@ -410,6 +410,14 @@ class Harness:
             [draft] = lone.draft([pending], [depth])
             return draft
 
+    def next_of_cold(self, row: DrivenRow, pending: int, depth: int) -> tuple[int, ...]:
+        """What a cold row that read this row's tokens would draft next."""
+        fresh = self.cold(row.tokens, row=row)
+        fresh.row.drawn = row.drawn
+        with self.open([fresh]) as lone:
+            [draft] = lone.draft([pending], [depth])
+            return draft
+
     def same_state(self, one: RowCheckpoint, other: RowCheckpoint) -> bool:
         """Whether two checkpoints hold the same."""
         return (

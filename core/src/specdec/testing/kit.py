@@ -31,6 +31,7 @@ class Kit(Harness):
         settings: how much a property tries.
         max_rows: rows that a group has at most.
         max_depth: drafts that a row is asked for at most.
+        history: whether a row's state follows from its tokens alone.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Kit(Harness):
         *,
         max_rows: int,
         max_depth: int,
+        history: bool,
     ) -> None:
         super().__init__(make_provider(), target, max_rows=max_rows, max_depth=max_depth)
         self.make_provider = make_provider
+        self.history = history
         self.make_other_provider = make_other_provider
         self.settings = settings(self.numeric)
 

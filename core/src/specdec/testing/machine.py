@@ -162,6 +162,12 @@ def row_machine(kit: Kit) -> type[RuleBasedStateMachine]:
                 assert draft == alone, (
                     f"in the group {list(draft)} was drafted, alone {list(alone)}; log {row.log}"
                 )
+                if kit.history:
+                    cold = kit.next_of_cold(row, head, depth)
+                    assert draft == cold, (
+                        f"in the group {list(draft)} was drafted, by a cold row of the same tokens "
+                        f"{list(cold)}; log {row.log}"
+                    )
 
         @precondition(lambda self: not self.between())
         @rule(accepted=depths)

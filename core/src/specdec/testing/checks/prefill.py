@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import mlx.core as mx
 from hypothesis import strategies as st
@@ -27,8 +28,9 @@ def prefill_in_chunks_equals_prefill_at_once(kit: Kit) -> None:
             for start, end in zip([0, *places], [*places, len(prompt)], strict=True):
                 kit.read(group, [row], [prompt[start:end]])
             chunked = Kept(group.capture(0), row)
-        with kit.open([whole, chunked]) as rows:
-            one, other = rows.draft((pending[0],) * 2, (kit.max_depth,) * 2)
+        for head in sorted(set(pending)):
+            with kit.open([whole, chunked]) as rows:
+                one, other = rows.draft((head, head), (kit.max_depth,) * 2)
             assert one == other, (
                 f"read at once the row drafts {list(one)}, in chunks cut at {places} it drafts "
                 f"{list(other)}"
@@ -65,10 +67,10 @@ def prompts_read_together_equal_prompts_read_alone(kit: Kit) -> None:
             kit.read(group, rows, [prompt[1:width] for prompt in prompts])
             assert group.row_count == len(rows)
             kept = [Kept(group.capture(place), row.copy()) for place, row in enumerate(rows)]
-        for place, held in enumerate(kept):
+        for (place, held), head in product(enumerate(kept), sorted(set(pending))):
             with kit.open([held]) as lone:
-                [draft] = lone.draft(pending, (kit.max_depth,))
-                alone = kit.next_of(held.row, pending[0], kit.max_depth)
+                [draft] = lone.draft((head,), (kit.max_depth,))
+                alone = kit.next_of(held.row, head, kit.max_depth)
                 assert draft == alone, (
                     f"row {place} of {len(kept)}, which read {held.row.tokens} beside others, "
                     f"drafts {list(draft)}; read alone it drafts {list(alone)}"

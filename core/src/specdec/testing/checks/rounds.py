@@ -132,10 +132,7 @@ def rows_draft_as_cold_rows(kit: Kit) -> None:
         with grown(kit, plan) as rows:
             drafts = rows.draft(pending, depths)
             for place, row in enumerate(rows.rows):
-                fresh = kit.cold(row.tokens, row=row)
-                fresh.row.drawn = row.drawn
-                with kit.open([fresh]) as lone:
-                    [cold] = lone.draft((pending[place],), (depths[place],))
+                cold = kit.next_of_cold(row, pending[place], depths[place])
                 assert drafts[place] == cold, (
                     f"row {place} drafted {list(drafts[place])}, but a cold row that read the same "
                     f"{len(row.tokens)} tokens drafts {list(cold)}; its log is {row.log}"
