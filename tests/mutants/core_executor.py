@@ -30,8 +30,8 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="drafter-reads-the-first-chunk-alone",
         file=PREFILL,
-        old="not lane.read(group, ids, window.context)",
-        new="lane.read(group, ids, window.context)",
+        old="self.group = group if taken else None",
+        new="self.group = None if taken else group",
         killed_by=OF_EXECUTOR + "test_a_drafter_reads_each_prompt_position_once_with_the_targets"
         "_own_hidden_states",
         why="A drafter that has taken a chunk is not given the next one (mlx-vlm #1293).",

@@ -104,12 +104,10 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         name="close-does-not-give-caches-back",
-        file=GROUP,
-        old="                give_back(self.target, self._state, index, row)\n"
-        "        self._state.filter_rows(keep)\n",
-        new='                if row.finish != "cancelled":\n'
-        "                    give_back(self.target, self._state, index, row)\n"
-        "        self._state.filter_rows(keep)\n",
+        file=HANDOVER,
+        old="    if row.request.cache is not None:\n        give_back(target, state, index, row)\n",
+        new='    if row.request.cache is not None and row.finish != "cancelled":\n'
+        "        give_back(target, state, index, row)\n",
         killed_by=OF_PROMPT_CACHE + "test_the_cache_covers_the_prompt_and_every_emitted_token"
         "[closed at the first token-plain]",
         why="A caller that closes the generator is left with the cache of before the request.",

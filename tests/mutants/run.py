@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest's pythonpath does
 
 from mutants.core_suite import CoreSuite
+from mutants.drafter_suite import DrafterSuite
 from mutants.suites import table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "main"]
 
-SUITES: Sequence[Suite] = (CoreSuite(),)
+SUITES: Sequence[Suite] = (CoreSuite(), DrafterSuite())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

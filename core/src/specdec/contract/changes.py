@@ -6,6 +6,7 @@ them committed, and a commit is a swap of attributes that cannot fail.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, Self
 
 from specdec.errors import RowIndexError
@@ -92,7 +93,8 @@ def commit_all(prepare: Iterable[Callable[[], PendingChange]]) -> None:
             prepared.append(build())
     except BaseException:
         for change in prepared:
-            change.discard()
+            with suppress(Exception):  # the others are discarded too, and the cause is raised
+                change.discard()
         raise
     for change in prepared:
         change.commit()

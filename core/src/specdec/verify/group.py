@@ -16,14 +16,13 @@ from specdec.contract import Swap, commit_all
 from specdec.errors import (
     ClosedError,
     GroupFailedError,
-    OptionError,
     RoundOpenError,
     one_line,
 )
 from specdec.sampling import RowSamplers
-from specdec.verify.handover import give_back, publish
+from specdec.verify.handover import give_back, leave
 from specdec.verify.lane import MAX_FAILURES, DraftLane
-from specdec.verify.prefill import read_prompt
+from specdec.verify.prefill import read_prompt, why_apart
 from specdec.verify.round import Round
 from specdec.verify.verifier import Verifier
 
@@ -106,14 +105,16 @@ class VerifyGroup:
             ClosedError: after ``close``.
         """
         self._check("admit")
-        apart = self._why_no_windows(requests)
+        if not self.rows:
+            self._state = None  # the next rows may be of another kind
+        apart = why_apart(self.target, requests, self._state)
         lane = self._lane
         if lane is None and any(request.num_draft_tokens for request in requests):
             lane = self._resting
         if apart is not None:
             lane = None
         if lane is not None:
-            lane.forget_prompts()
+            lane.prompts.forget()
         newcomers = []
         admitted = time.perf_counter()
         with mx.stream(self._stream):
@@ -121,37 +122,11 @@ class VerifyGroup:
                 newcomer = read_prompt(self.target, lane, request, self._step_size)
                 newcomer.row.admitted = admitted
                 if lane is not None:
-                    lane.answer_for(newcomer.row, newcomer.checkpoint)
+                    lane.prompts.answer_for(newcomer.row, newcomer.checkpoint)
                 newcomers.append(newcomer)
             if newcomers:
                 self._join(newcomers, lane, apart)
         return [newcomer.row for newcomer in newcomers]
-
-    def _why_no_windows(self, requests: Sequence[Request]) -> str | None:
-        """Why the rows of these requests decode one position at a time, if they do.
-
-        It depends on the caller's caches as well as on the target's own.
-
-        Raises:
-            OptionError: they would share a group with rows of the other kind.
-        """
-        reasons = [
-            self.target.no_speculation_reason
-            if request.cache is None
-            else self.target.state_of(request.cache).reason
-            for request in requests
-        ]
-        if self.rows and self._state is not None:
-            reasons.append(self._state.reason)
-        else:
-            self._state = None
-        if len({reason is None for reason in reasons}) > 1:
-            different = next(reason for reason in reasons if reason is not None)
-            raise OptionError(
-                f"a prompt_cache cannot join rows of another kind ({different}); "
-                "generate it in a group of its own"
-            )
-        return next((reason for reason in reasons if reason is not None), None)
 
     def _join(
         self, newcomers: Sequence[Newcomer], lane: DraftLane | None, apart: str | None
@@ -357,12 +332,7 @@ class VerifyGroup:
         for index, row in enumerate(self.rows):
             if row.finish is None:
                 continue
-            if row.request.publish is not None:
-                publish(self._state, self._lane, index, row)
-            if row.prefix is not None:
-                row.prefix.keep_ended(self.target, self._state, self._lane, index, row)
-            if row.request.cache is not None:
-                give_back(self.target, self._state, index, row)
+            leave(self.target, self._state, self._lane, index, row)
         self._state.filter_rows(keep)
         self._samplers.filter_rows(keep)
         if self._lane is not None:

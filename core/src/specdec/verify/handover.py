@@ -12,10 +12,28 @@ if TYPE_CHECKING:
     from specdec.verify.lane import DraftLane
     from specdec.verify.request import Row
 
-__all__ = ["give_back", "publish"]
+__all__ = ["give_back", "leave"]
 
 
-def publish(state: RowState, lane: DraftLane | None, index: int, row: Row) -> None:
+def leave(target: Target, state: RowState, lane: DraftLane | None, index: int, row: Row) -> None:
+    """What an ended row leaves behind before it goes: to its request, a prefix cache, its caller.
+
+    Args:
+        target: the bound target.
+        state: the target's rows, between rounds.
+        lane: the drafter, if there is one.
+        index: the row's place.
+        row: the row.
+    """
+    if row.request.publish is not None:
+        _publish(state, lane, index, row)
+    if row.prefix is not None:
+        row.prefix.keep_ended(target, state, lane, index, row)
+    if row.request.cache is not None:
+        give_back(target, state, index, row)
+
+
+def _publish(state: RowState, lane: DraftLane | None, index: int, row: Row) -> None:
     """Show a row's state, of target and drafter, to its request before it goes.
 
     Args:

@@ -13,26 +13,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 
-from specdec.contract import (
-    ContextKind,
-    DeclaresTaps,
-    PrefillMode,
-    RowCheckpoint,
-    SupportsDeviceDraft,
-    Swap,
-)
-from specdec.errors import ContractError, TargetLacksError, one_line
+from specdec.contract import ContextKind, SupportsDeviceDraft, Swap
+from specdec.errors import ContractError, one_line
 from specdec.verify.members import Joining, Members, MemberSampling, pick
-from specdec.verify.proposals import Drafts, check_device, check_host, check_prefill
+from specdec.verify.prompts import DraftPrompts
+from specdec.verify.proposals import Drafts, check_device, check_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specdec.contract import (
-        DraftPrefillGroup,
         DraftProvider,
         DraftRowGroup,
         PendingChange,
+        RowCheckpoint,
         RowSampling,
         TargetView,
     )
@@ -72,16 +66,19 @@ class DraftLane:
         self._target = target
         self._members = Members()
         self._sampling: MemberSampling | None = None
-        self._mode: PrefillMode | None = None  # how it reads prompts, once it has said so
-        self._unread: list[Exception] = []  # raised over the prompt that is read
         self.failures = 0
         self.last_error: str | None = None
-        self.taps: tuple[int, ...] = ()
-        if isinstance(self._grouped, DeclaresTaps):
-            self.taps = tuple(self._grouped.target_tap_layers(target))
-            if not target.can_tap(self.taps):
-                raise TargetLacksError(f"hidden_taps{list(self.taps)}", name)
-        self.context = ContextKind.TAPS if self.taps else ContextKind.NONE
+        self.prompts = DraftPrompts(self._grouped, name, target)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers that the drafter reads."""
+        return self.prompts.taps
+
+    @property
+    def context(self) -> ContextKind:
+        """The hidden states that it reads."""
+        return self.prompts.context
 
     @property
     def is_open(self) -> bool:
@@ -99,117 +96,6 @@ class DraftLane:
     def reason(self) -> str:
         """Why it failed, for rows that go on without it."""
         return self._failed(self.last_error)
-
-    # Prompts.
-
-    def forget_prompts(self) -> None:
-        """Forget what was raised over prompts whose rows never came to be."""
-        self._unread = []
-
-    @property
-    def namespace(self) -> str | None:
-        """What a draft row is stored under; ``None`` where the drafter does not say."""
-        try:
-            name = self._grouped.checkpoint_namespace
-        except Exception:
-            return None
-        return name if isinstance(name, str) and name else None
-
-    def open_prefill(self) -> DraftPrefillGroup | None:
-        """A prefill group of one cold row; ``None`` after a failure."""
-        if self.failures >= MAX_FAILURES:
-            return None
-        try:
-            return self._prefill_group(None)
-        except Exception as error:
-            self._unread.append(error)
-            return None
-
-    def restore_prefill(self, checkpoint: RowCheckpoint) -> DraftPrefillGroup | None:
-        """A prefill group of one restored row, which needs what it was restored from no more.
-
-        Returns:
-            The group; ``None`` where the drafter will not have the checkpoint, which is no fault of
-            its own: the prompt can be read instead.
-        """
-        if self.failures >= MAX_FAILURES:
-            return None
-        try:
-            group = self._prefill_group(checkpoint)
-            try:
-                group.materialize()
-            except BaseException:
-                self.shut(group)
-                raise
-        except Exception:
-            return None
-        return group
-
-    def _prefill_group(self, checkpoint: RowCheckpoint | None) -> DraftPrefillGroup:
-        group = self._grouped.open_prefill(target=self._target, checkpoints=[checkpoint])
-        try:
-            self.context, self._mode = check_prefill(group, self.taps)
-        except BaseException:
-            self.shut(group)
-            raise
-        return group
-
-    def read(self, group: DraftPrefillGroup, tokens: mx.array, context: mx.array | None) -> bool:
-        """Give a prefill group the chunk that the target has read.
-
-        Returns:
-            Whether it took it; after a failure the group is closed.
-        """
-        try:
-            group.prefill(tokens, context)
-        except Exception as error:
-            self._unread.append(error)
-            self.shut(group)
-            return False
-        return True
-
-    def snapshot(self, group: DraftPrefillGroup) -> RowCheckpoint | None:
-        """The row that a prefill group has read so far; after a failure the group is closed."""
-        try:
-            checkpoint = group.capture(0)
-            if not isinstance(checkpoint, RowCheckpoint):
-                raise ContractError(f"capture() returned {type(checkpoint).__name__}")
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._unread.append(error)
-            self.shut(group)
-            if isinstance(error, Exception):
-                return None
-            raise  # an interrupt: nobody else knows of the group any more
-        return checkpoint
-
-    def checkpoint(self, group: DraftPrefillGroup) -> RowCheckpoint | None:
-        """Hand a read prompt over: capture its row and close the group."""
-        checkpoint = self.snapshot(group)
-        if checkpoint is not None:
-            self.shut(group)
-        return checkpoint
-
-    def shut(self, group: DraftPrefillGroup) -> None:
-        """Close a prefill group. Raising here is counted, but leaves nothing to give up."""
-        try:
-            group.close()
-        except Exception as error:
-            self._unread.append(error)
-
-    def answer_for(self, row: Row, checkpoint: RowCheckpoint | None) -> None:
-        """Count what was raised while a prompt was read, now that its row is known.
-
-        Args:
-            row: the row of the prompt.
-            checkpoint: what came of it; the row stays outside where it is ``None``.
-        """
-        raised = self._unread
-        self.forget_prompts()
-        for error in raised:
-            self._count(row, error)
-        if raised and checkpoint is None:
-            row.stats.reason = self._failed(one_line(raised[0]))
 
     # Membership.
 
@@ -278,25 +164,24 @@ class DraftLane:
                 row.stats.reason = row.stats.reason or self._failed(said)
 
     def _may_enter(self, row: Row) -> bool:
-        tokens_alone = self.context is ContextKind.NONE and self._mode is not PrefillMode.FULL
         failures = max(self.failures, row.stats.draft_errors)
-        return tokens_alone and failures < MAX_FAILURES
+        return self.prompts.need_tokens_alone and failures < MAX_FAILURES
 
     def _read_again(self, row: Row) -> RowCheckpoint | None:
         """A checkpoint from a row's history, all but its pending token."""
-        group = self.open_prefill() if self._may_enter(row) else None
-        checkpoint = None
+        prompts, checkpoint = self.prompts, None
+        group = prompts.open() if self._may_enter(row) else None
         if group is not None:
             history = row.tokens[:-1]
             try:
                 if not self._may_enter(row):  # it has said only now what it needs
-                    self.shut(group)
-                elif not history or self.read(group, mx.array([history], mx.int32), None):
-                    checkpoint = self.checkpoint(group)
+                    prompts.shut(group)
+                elif not history or prompts.read(group, mx.array([history], mx.int32), None):
+                    checkpoint = prompts.hand_over(group)
             except BaseException:
-                self.shut(group)
+                prompts.shut(group)
                 raise
-        self.answer_for(row, checkpoint)
+        prompts.answer_for(row, checkpoint)
         return checkpoint
 
     def _build(self, sampling: RowSampling) -> Callable[[Sequence[Joining]], PendingChange]:
@@ -422,19 +307,15 @@ class DraftLane:
         """Count against the lane, and show it to the rows that it serves."""
         self.failures += 1
         self.last_error = one_line(error)
+        self.prompts.given_up = self.failures >= MAX_FAILURES
         for row in self._members.rows.values():
-            self._count(row, error)
+            row.stats.count_draft_error(error)
 
     def _refuse(self, joining: Sequence[Joining], error: Exception) -> None:
         """Count against rows that stay outside; a row that gets in after all forgets the reason."""
         for each in joining:
-            self._count(each.row, error)
+            each.row.stats.count_draft_error(error)
             each.row.stats.reason = self._failed(one_line(error))
 
     def _failed(self, error: str | None) -> str:
         return f"drafter {self.name} failed: {error}"
-
-    @staticmethod
-    def _count(row: Row, error: Exception) -> None:
-        row.stats.draft_errors += 1
-        row.stats.last_draft_error = one_line(error)

@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from attrs import define, frozen
 
-from specdec.contract import ContextKind, PrefillMode
+from specdec.contract import PrefillMode
+from specdec.errors import OptionError
 from specdec.verify.prefix import bind_prefix
 from specdec.verify.request import Row
 from specdec.verify.stats import GenerationStats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specdec.contract import DraftPrefillGroup, RowCheckpoint
     from specdec.state import RowState
     from specdec.targets import Target, Window
     from specdec.verify.lane import DraftLane
     from specdec.verify.prefix import PrefixBinding
+    from specdec.verify.prompts import DraftPrompts
     from specdec.verify.request import Request
 
-__all__ = ["Newcomer", "read_prompt"]
+__all__ = ["Newcomer", "read_prompt", "why_apart"]
 
 
 @frozen(eq=False)
@@ -62,8 +66,10 @@ def read_prompt(
     Raises:
         OptionError: the request's cache does not fit the target.
     """
-    prefix = bind_prefix(target, lane, request)
-    reader = (prefix and _restored(target, lane, request, prefix)) or _cold(target, lane, request)
+    prompts = None if lane is None else lane.prompts
+    prefix = bind_prefix(target, prompts, request)
+    reader = None if prefix is None else _restored(target, prompts, request, prefix)
+    reader = reader or _cold(target, prompts, request)
     held = reader.state.lengths[0] if request.cache is not None else reader.start
     prompt, total = request.prompt, len(request.prompt)
     progress = request.progress or (lambda _done, _of: None)
@@ -93,6 +99,36 @@ def read_prompt(
     return Newcomer(row, reader.state, checkpoint, first)
 
 
+def why_apart(target: Target, requests: Sequence[Request], live: RowState | None) -> str | None:
+    """Why the rows of these requests decode one position at a time, if they do.
+
+    It depends on the caller's caches as well as on the target's own.
+
+    Args:
+        target: the bound target.
+        requests: what is to be admitted.
+        live: the state of the rows that decode already, if there are any.
+
+    Raises:
+        OptionError: they would share a group with rows of the other kind.
+    """
+    reasons = [
+        target.no_speculation_reason
+        if request.cache is None
+        else target.state_of(request.cache).reason
+        for request in requests
+    ]
+    if live is not None:
+        reasons.append(live.reason)
+    if len({reason is None for reason in reasons}) > 1:
+        different = next(reason for reason in reasons if reason is not None)
+        raise OptionError(
+            f"a prompt_cache cannot join rows of another kind ({different}); "
+            "generate it in a group of its own"
+        )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
 def _chunks(start: int, end: int, step: int, cuts: list[int]) -> list[tuple[int, int]]:
     """Chunks of at most ``step`` tokens that end at each of the ``cuts``."""
     places = [start]
@@ -107,14 +143,14 @@ class _Reader:
 
     Attributes:
         target: the bound target.
-        lane: the draft side, or ``None``.
+        prompts: the drafter's side, or ``None``.
         state: the target's row.
         group: the drafter's prefill group; ``None`` without one, or after it failed.
         start: prompt tokens that both sides hold from the beginning.
     """
 
     target: Target
-    lane: DraftLane | None
+    prompts: DraftPrompts | None
     state: RowState
     group: DraftPrefillGroup | None
     start: int = 0
@@ -126,22 +162,25 @@ class _Reader:
 
     def read(self, chunk: tuple[int, ...]) -> Window:
         """The target reads a chunk, and then the drafter."""
-        lane, group = self.lane, self.group
-        context = ContextKind.NONE if lane is None or group is None else lane.context
+        prompts, group = self.prompts, self.group
         ids = mx.array([chunk], mx.int32)
         self.state.begin_round(len(chunk))
-        window = self.target.forward(ids, self.state, context, lane.taps if lane else ())
+        if prompts is None or group is None:
+            window = self.target.forward(ids, self.state)
+        else:
+            window = self.target.forward(ids, self.state, prompts.context, prompts.taps)
         self.state.commit_round()
         mx.eval(self.state.arrays())
-        if lane is not None and group is not None and not lane.read(group, ids, window.context):
-            self.group = None
+        if prompts is not None and group is not None:
+            taken = prompts.read(group, ids, window.context)
+            self.group = group if taken else None
         return window
 
     def snapshot(self) -> RowCheckpoint | None:
         """The draft row as it is, while the prompt is read on."""
-        if self.lane is None or self.group is None:
+        if self.prompts is None or self.group is None:
             return None
-        checkpoint = self.lane.snapshot(self.group)
+        checkpoint = self.prompts.snapshot(self.group)
         if checkpoint is None:
             self.group = None
         return checkpoint
@@ -149,24 +188,24 @@ class _Reader:
     def hand_over(self) -> RowCheckpoint | None:
         """The draft row's checkpoint; its group is closed."""
         group, self.group = self.group, None
-        if self.lane is None or group is None:
+        if self.prompts is None or group is None:
             return None
-        return self.lane.checkpoint(group)
+        return self.prompts.hand_over(group)
 
     def shut(self) -> None:
         """Close the draft group."""
         group, self.group = self.group, None
-        if self.lane is not None and group is not None:
-            self.lane.shut(group)
+        if self.prompts is not None and group is not None:
+            self.prompts.shut(group)
 
 
-def _cold(target: Target, lane: DraftLane | None, request: Request) -> _Reader:
+def _cold(target: Target, prompts: DraftPrompts | None, request: Request) -> _Reader:
     state = target.new_state() if request.cache is None else target.state_of(request.cache)
-    return _Reader(target, lane, state, lane.open_prefill() if lane is not None else None)
+    return _Reader(target, prompts, state, prompts.open() if prompts is not None else None)
 
 
 def _restored(
-    target: Target, lane: DraftLane | None, request: Request, prefix: PrefixBinding
+    target: Target, prompts: DraftPrompts | None, request: Request, prefix: PrefixBinding
 ) -> _Reader | None:
     """Both sides from the prefix cache; ``None`` where it holds nothing that fits."""
     hit = prefix.take(request.prompt)
@@ -176,15 +215,14 @@ def _restored(
         group = None
         try:
             state = target.state_of(hit.caches)
-            if lane is not None and prefix.drafts:
-                assert hit.checkpoint is not None
-                group = lane.restore_prefill(hit.checkpoint)
+            if prompts is not None and hit.checkpoint is not None:
+                group = prompts.restore(hit.checkpoint)
                 if group is None:
                     return None
             mx.eval(state.arrays())
         except Exception:
             # An entry that cannot be read is as good as none: the prompt is read instead.
-            if lane is not None and group is not None:
-                lane.shut(group)
+            if prompts is not None and group is not None:
+                prompts.shut(group)
             return None
-    return _Reader(target, lane, state, group, start=hit.tokens)
+    return _Reader(target, prompts, state, group, start=hit.tokens)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdec.state import RowState
     from specdec.targets import Target
     from specdec.verify.lane import DraftLane
+    from specdec.verify.prompts import DraftPrompts
     from specdec.verify.request import Request, Row
 
 __all__ = ["PrefixBinding", "bind_prefix"]
@@ -102,12 +103,14 @@ class PrefixBinding:
         self.keep(target, tokens, state, index, checkpoint)
 
 
-def bind_prefix(target: Target, lane: DraftLane | None, request: Request) -> PrefixBinding | None:
+def bind_prefix(
+    target: Target, prompts: DraftPrompts | None, request: Request
+) -> PrefixBinding | None:
     """Bind a request to its prefix cache.
 
     Args:
         target: the bound target.
-        lane: the drafter that reads the prompt, or ``None``.
+        prompts: the drafter's side of reading prompts, or ``None``.
         request: the request.
 
     Returns:
@@ -116,8 +119,8 @@ def bind_prefix(target: Target, lane: DraftLane | None, request: Request) -> Pre
     if request.prefix_cache is None:
         return None
     method = None
-    if lane is not None:
-        method = lane.namespace
+    if prompts is not None:
+        method = prompts.namespace
         if method is None:
             return None  # the drafter did not say what its state depends on
     identity = target.state_identity()

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 from attrs import evolve, frozen
 
-from specdec.contract import ContextKind, PrefillMode, Proposal
-from specdec.errors import ContractError, one_line
+from specdec.contract import Proposal
+from specdec.errors import one_line
 from specdec.verify.members import spread_index
 
 if TYPE_CHECKING:
-    from specdec.contract import DeviceProposal, DraftPrefillGroup
+    from specdec.contract import DeviceProposal
 
-__all__ = ["Drafts", "check_device", "check_host", "check_prefill", "cut_device"]
+__all__ = ["Drafts", "check_device", "check_host", "cut_device"]
 
 Checked = tuple[list[list[int]], list[str | None]]
 
@@ -115,22 +115,6 @@ def _cut(row: object, depth: int, vocab_size: int) -> tuple[list[int], str | Non
             return ids, f"a draft is {token}; ids are 0 to {vocab_size - 1}"
         ids.append(token)
     return ids, None
-
-
-def check_prefill(group: DraftPrefillGroup, taps: Sequence[int]) -> tuple[ContextKind, PrefillMode]:
-    """What a prefill group reads, and how.
-
-    Raises:
-        ContractError: other layers than ``taps``, which its provider declares.
-        ValueError: no such mode or kind of context.
-    """
-    mode = PrefillMode(group.prefill_mode)
-    context, tapped = ContextKind(group.context), tuple(group.tap_layers)
-    if tapped != tuple(taps) or (context is ContextKind.TAPS) != bool(tapped):
-        raise ContractError(
-            f"the group taps {list(tapped)} as {context}, but its provider declares {list(taps)}"
-        )
-    return context, mode
 
 
 def check_device(proposal: DeviceProposal, depths: Sequence[int]) -> str | None:

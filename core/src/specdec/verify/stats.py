@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, field
 
+from specdec.errors import one_line
+
 if TYPE_CHECKING:
     from specdec.verify.accept import Acceptance
 
@@ -67,6 +69,11 @@ class GenerationStats:
     def as_dict(self) -> dict[str, Any]:
         """All counters and ``tokens_per_forward``, for JSON."""
         return {**asdict(self), "tokens_per_forward": self.tokens_per_forward}
+
+    def count_draft_error(self, error: Exception) -> None:
+        """Count an exception of the drafter that this row has met."""
+        self.draft_errors += 1
+        self.last_draft_error = one_line(error)
 
     def count_round(self, drafted: int, acceptance: Acceptance, delivered: int) -> None:
         """Count one round of this row.
