@@ -1,0 +1,248 @@
+"""Mutants of drafters: each is loaded beside the original, and held to the conformance kit.
+
+As a program it shows, for each mutant, which checks find it: ``python
+tests/mutants/drafter_suite.py [-k NAME] [--all]``. The named check is meant to be the one whose
+name says what is wrong; others may fail before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest's pythonpath does
+
+from attrs import evolve, frozen
+from hypothesis.errors import Flaky, HypothesisException
+from mutants.drafter_mutants import DRAFTER_MUTANTS, NGRAM, RECURRENT, TAPPED
+from mutants.edits import edited
+from mutants.suites import Result
+
+from specdec.testing import DraftRowContract
+from specdec.testing.profiles import PROFILES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from mutants.edits import Mutant
+
+    from specdec.contract import DraftProvider
+
+__all__ = ["SUBJECTS", "DrafterSuite", "Subject", "failing", "loaded", "subject_of"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@frozen
+class Subject:
+    """A drafter that mistakes are written into.
+
+    Attributes:
+        name: what it is called in tables.
+        folder: where its files are, relative to the repository.
+        package: what its files are imported as; the mutant is imported as something else.
+        files: names of its files.
+        make: from its provider module, the drafter and another one.
+        contract: class attributes of its contract class.
+    """
+
+    name: str
+    folder: str
+    package: str
+    files: tuple[str, ...]
+    provider: str
+    make: Callable[[Any, bool], DraftProvider]
+    contract: dict[str, Any]
+
+    def has(self, file: str) -> bool:
+        """Whether a file, relative to the repository, is one of its files."""
+        return file in {f"{self.folder}/{name}" for name in self.files}
+
+
+SUBJECTS = (
+    Subject(
+        name="ngram",
+        folder=NGRAM,
+        package="specdec_ngram",
+        files=("attachment.py", "checks.py", "history.py", "provider.py", "rows.py"),
+        provider="provider",
+        make=lambda made, other: made.NgramProvider(max_ngram=3, min_ngram=1 if other else 2),
+        contract={"vocab_size": 3},
+    ),
+    Subject(
+        name="tapped",
+        folder=Path(TAPPED).parent.as_posix(),
+        package="drafters",
+        files=("tapped.py", "tapped_rows.py"),
+        provider="tapped",
+        make=lambda made, other: made.TappedProvider.tiny(seed=int(other)),
+        contract={},
+    ),
+    Subject(
+        name="recurrent",
+        folder=Path(RECURRENT).parent.as_posix(),
+        package="drafters",
+        files=("recurrent.py",),
+        provider="recurrent",
+        make=lambda made, other: made.RecurrentProvider.tiny(seed=int(other)),
+        contract={"state_is_history": False},
+    ),
+)
+
+
+def subject_of(mutant: Mutant) -> Subject:
+    """The drafter whose file is edited."""
+    [subject] = [each for each in SUBJECTS if each.has(mutant.file)]
+    return subject
+
+
+@contextmanager
+def loaded(subject: Subject, mutant: Mutant | None = None) -> Iterator[DraftRowContract]:
+    """A drafter's contract class, of a copy of the drafter with a mistake in it, or without.
+
+    Raises:
+        StaleMutantError: the mutant does not fit the sources any more.
+    """
+    with TemporaryDirectory(prefix="specdec_mutant_") as folder:
+        package = Path(folder).name
+        inside = Path(folder) / package
+        inside.mkdir()
+        for name in subject.files:
+            file = f"{subject.folder}/{name}"
+            text = (REPOSITORY / file).read_text(encoding="utf-8")
+            if mutant is not None and mutant.file == file:
+                text = edited(mutant, REPOSITORY)
+            for own in {Path(each).stem for each in subject.files}:
+                text = text.replace(f"from {subject.package}.{own} ", f"from {package}.{own} ")
+                text = text.replace(
+                    f"from {subject.package} import {own}\n", f"from {package} import {own}\n"
+                )
+            (inside / name).write_text(text, encoding="utf-8")
+        sys.path.insert(0, folder)
+        try:
+            importlib.invalidate_caches()
+            yield _contract(subject, importlib.import_module(f"{package}.{subject.provider}"))
+        finally:
+            sys.path.remove(folder)
+            for name in [name for name in sys.modules if name.split(".")[0] == package]:
+                del sys.modules[name]
+
+
+def _contract(subject: Subject, module: Any) -> DraftRowContract:
+    numeric = subject.name != "ngram"
+
+    class Mutated(DraftRowContract):
+        shrink = False
+        settings = PROFILES["ci"].settings(numeric=numeric, shrink=False)
+
+        def make_provider(self) -> DraftProvider:
+            return subject.make(module, False)
+
+        def make_other_provider(self) -> DraftProvider:
+            return subject.make(module, True)
+
+    for name, value in subject.contract.items():
+        setattr(Mutated, name, value)
+    return Mutated()
+
+
+def outcome(contract: DraftRowContract, check: str) -> str:
+    """What a check says of a drafter; nothing if it passes or does not apply.
+
+    Raises:
+        HypothesisException: it came to no end of its own.
+    """
+    try:
+        contract.run_check(check)
+    except Flaky as error:  # it failed, and not again: state that outlives a group
+        return f"Flaky: {error}"
+    except HypothesisException:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        if type(error).__name__ != "Skipped":
+            raise
+    return ""
+
+
+def failing(mutant: Mutant) -> Iterator[str]:
+    """The checks that find a mutant, in the order they run."""
+    with loaded(subject_of(mutant), mutant) as contract:
+        for check in contract.check_names():
+            try:
+                if outcome(contract, check):
+                    yield check
+            except HypothesisException:
+                yield check
+
+
+@frozen
+class DrafterSuite:
+    """Edits of the n-gram plugin and of the reference drafters.
+
+    Attributes:
+        mutants: all of them.
+    """
+
+    mutants: Sequence[Mutant] = DRAFTER_MUTANTS
+    name: str = "drafters"
+
+    def run(self, mutants: Sequence[Mutant], jobs: int) -> Iterable[Result]:
+        """Each subject as it is first, and then each mutant; one after the other."""
+        sick = {subject.name: self.unmutated(subject, mutants) for subject in SUBJECTS}
+        for mutant in mutants:
+            wrong = sick[subject_of(mutant).name]
+            if wrong:
+                yield Result(mutant, "broken", 0.0, f"without a mistake: {wrong}")
+            else:
+                yield self.one(mutant)
+
+    def unmutated(self, subject: Subject, mutants: Sequence[Mutant]) -> str:
+        """What the named checks say of a drafter as it is, if they do not pass."""
+        named = {mutant.killed_by: None for mutant in mutants if subject.has(mutant.file)}
+        if not named:
+            return ""
+        with loaded(subject) as contract:
+            told = {check: outcome(contract, check) for check in named}
+        return "; ".join(f"{check}: {what}" for check, what in told.items() if what)
+
+    def one(self, mutant: Mutant) -> Result:
+        """Run the check that a mutant names."""
+        started = time.perf_counter()
+        try:
+            with loaded(subject_of(mutant), mutant) as contract:
+                contract.make_kit().close()  # a drafter that cannot be opened tests no check
+                found = outcome(contract, mutant.killed_by)
+            result = Result(mutant, "killed" if found else "survived", 0.0, found)
+        except Exception as error:
+            result = Result(mutant, "broken", 0.0, f"{type(error).__name__}: {error}")
+        return evolve(result, seconds=time.perf_counter() - started)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Show which checks find each mutant."""
+    parser = argparse.ArgumentParser(description="Which checks of the kit find each mutant.")
+    parser.add_argument("-k", dest="name", default="", help="only mutants with this in their name")
+    parser.add_argument("--all", action="store_true", help="all checks that fail, not the first")
+    given = parser.parse_args(arguments)
+    print("mutant | named check | " + ("all that fail" if given.all else "first that fails"))
+    missed = 0
+    for mutant in DRAFTER_MUTANTS:
+        if given.name not in mutant.name:
+            continue
+        found = failing(mutant)
+        shown = list(found) if given.all else [next(found, "none")]
+        missed += given.all and mutant.killed_by not in shown
+        print(f"{mutant.name} | {mutant.killed_by} | {', '.join(shown)}", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
