@@ -271,4 +271,12 @@ RECURRENT_MUTANTS = (
         killed_by="misaligned_checkpoint_is_refused",
         why="Nothing says at which position the state is.",
     ),
+    Mutant(
+        name="recurrent-memory-is-stored-rounded",
+        file=RECURRENT,
+        old='            "memory": mx.contiguous(self._memories[place]),\n',
+        new='            "memory": mx.round(self._memories[place], decimals=2),\n',
+        killed_by="restored_row_goes_on_the_same",
+        why="State is stored with less precision than it has; the drafts are often the same.",
+    ),
 )

@@ -379,4 +379,22 @@ TAPPED_MUTANTS = (
         killed_by="consumed_tokens_equal_read_tokens",
         why="Consumed tokens are stored in another order than they were read.",
     ),
+    # What a newcomer's own mistakes showed.
+    Mutant(
+        name="tapped-device-draft-keeps-the-callers-list",
+        file=ROWS,
+        old="            return self._resolve(opened, rows)\n",
+        new="            opened.pending[:] = list(pending)\n"
+        "            return self._resolve(opened, rows)\n",
+        killed_by="arguments_are_borrowed",
+        why="A list is read again when the device draft is resolved, after the call.",
+    ),
+    Mutant(
+        name="tapped-weights-seed-the-process",
+        file=TAPPED,
+        old="        keys = mx.random.split(mx.random.key(seed), ",
+        new="        mx.random.seed(seed)\n        keys = mx.random.split(mx.random.key(seed), ",
+        killed_by="random_state_is_left_alone",
+        why="Making the weights moves the random state of the whole process.",
+    ),
 )

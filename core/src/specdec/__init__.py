@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specdec.checkpoints import PrefixCache
     from specdec.drafters import LoadedDrafter, bind_target, load_drafter
     from specdec.generation import GenerationResponse, generate, stream_generate
+    from specdec.models import load_model
     from specdec.sampling import SamplingOptions
     from specdec.verify import Emission, GenerationStats, Request, Round, Row, VerifyGroup
 
@@ -30,6 +31,7 @@ __all__ = [
     "bind_target",
     "generate",
     "load_drafter",
+    "load_model",
     "stream_generate",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "bind_target": "specdec.drafters",
     "generate": "specdec.generation",
     "load_drafter": "specdec.drafters",
+    "load_model": "specdec.models",
     "stream_generate": "specdec.generation",
 }
 

@@ -15,8 +15,8 @@ class TestNgramRows(DraftRowContract):
     def make_provider(self) -> DraftProvider:
         return NgramProvider()
 
-    def make_other_provider(self) -> DraftProvider:
-        return NgramProvider(max_ngram=7)
+    def make_other_providers(self) -> list[DraftProvider]:
+        return [NgramProvider(max_ngram=7), NgramProvider(min_ngram=3)]
 
 
 class TestNgramRowsOfOneToken(DraftRowContract):
@@ -27,8 +27,8 @@ class TestNgramRowsOfOneToken(DraftRowContract):
     def make_provider(self) -> DraftProvider:
         return NgramProvider(max_ngram=3, min_ngram=1)
 
-    def make_other_provider(self) -> DraftProvider:
-        return NgramProvider(max_ngram=3, min_ngram=2)
+    def make_other_providers(self) -> list[DraftProvider]:
+        return [NgramProvider(max_ngram=3, min_ngram=2), NgramProvider(max_ngram=2, min_ngram=1)]
 
 
 class TestNgramPlugin(PluginContract):

@@ -15,7 +15,7 @@ from specdec.testing.profiles import active_effort
 from specdec.testing.target import TinyTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import hypothesis
 
@@ -68,6 +68,13 @@ class DraftRowContract:
             f"{type(self).__name__} needs make_other_provider(): another artifact or setting; "
             "stored state of the one must not be taken for the other's"
         )
+
+    def make_other_providers(self) -> Sequence[DraftProvider]:
+        """Drafters that differ from this one in one thing each: the artifact, and every setting.
+
+        Override it where there are several; by default the one of :meth:`make_other_provider`.
+        """
+        return [self.make_other_provider()]
 
     def make_target(self) -> TinyTarget:
         """The target; override for another size."""
@@ -122,7 +129,7 @@ class DraftRowContract:
 
         return Kit(
             self.make_provider,
-            self.make_other_provider,
+            self.make_other_providers,
             self.make_target(),
             settings,
             max_rows=self.max_rows,

@@ -238,13 +238,16 @@ class DrivenGroup:
         self.tell()
 
     def window_context(self) -> mx.array | None:
-        """The verify window's hidden states ``[B, W, ·]``, with junk behind each row's own."""
+        """The verify window's hidden states ``[B, W, ·]``, with junk behind each row's own.
+
+        W is 1 + the longest draft, or one more, as where windows have one width.
+        """
         opened = self.round
         assert opened is not None
         windows = [
             (head, *draft) for head, draft in zip(opened.pending, opened.drafts, strict=True)
         ]
-        width = max(map(len, windows), default=0)
+        width = max(map(len, windows), default=0) + sum(opened.pending) % 2
         return self.harness.context([row.tokens for row in self.rows], windows, width)
 
     def close(self) -> None:
@@ -300,6 +303,12 @@ class Harness:
             self.kind = ContextKind(probe.context)
             self.taps = tuple(probe.tap_layers)
             self.mode = PrefillMode(probe.prefill_mode)
+        if not target.can_tap(self.taps):
+            layers = target.hidden_taps and target.hidden_taps.layer_count
+            raise AssertionError(
+                f"the group taps the layers {self.taps}, but the target has layers 0 to {layers}, "
+                "each at most once; say so in target_tap_layers()"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -418,8 +427,14 @@ class Harness:
             [draft] = lone.draft([pending], [depth])
             return draft
 
-    def same_state(self, one: RowCheckpoint, other: RowCheckpoint) -> bool:
-        """Whether two checkpoints hold the same."""
+    def same_state(self, one: RowCheckpoint, other: RowCheckpoint, *, exactly: bool = True) -> bool:
+        """Whether two checkpoints hold the same.
+
+        Args:
+            one: a checkpoint.
+            other: another.
+            exactly: bit for bit; else as near as two kernels' roundings may come.
+        """
         return (
             one.namespace == other.namespace
             and one.processed_tokens == other.processed_tokens
@@ -429,7 +444,7 @@ class Harness:
             and all(
                 held.shape == other.attachment.arrays[name].shape
                 and held.dtype == other.attachment.arrays[name].dtype
-                and bool(mx.array_equal(held, other.attachment.arrays[name]))
+                and _same(held, other.attachment.arrays[name], exactly)
                 for name, held in one.attachment.arrays.items()
             )
         )
@@ -437,6 +452,13 @@ class Harness:
     def on(self, target: TinyTarget) -> Harness:
         """The same drafter on another target."""
         return Harness(self.provider, target, max_rows=self.max_rows, max_depth=self.max_depth)
+
+
+def _same(one: mx.array, other: mx.array, exactly: bool) -> bool:
+    if exactly or not mx.issubdtype(one.dtype, mx.floating):
+        return bool(mx.array_equal(one, other))
+    close = mx.allclose(one.astype(mx.float32), other.astype(mx.float32), rtol=1e-4, atol=1e-5)
+    return bool(close)
 
 
 class _Closing:

@@ -10,7 +10,7 @@ from hypothesis import given
 from specdec.testing.drive import Harness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hypothesis import settings
     from hypothesis.strategies import SearchStrategy
@@ -26,7 +26,7 @@ class Kit(Harness):
 
     Args:
         make_provider: makes the drafter, the same each time it is called.
-        make_other_provider: makes one with another artifact or other settings.
+        make_other_providers: makes some that differ from it in one thing each.
         target: the tiny target.
         settings: how much a property tries.
         max_rows: rows that a group has at most.
@@ -37,7 +37,7 @@ class Kit(Harness):
     def __init__(
         self,
         make_provider: Callable[[], DraftProvider],
-        make_other_provider: Callable[[], DraftProvider],
+        make_other_providers: Callable[[], Sequence[DraftProvider]],
         target: TinyTarget,
         settings: Callable[[bool], settings],
         *,
@@ -48,8 +48,17 @@ class Kit(Harness):
         super().__init__(make_provider(), target, max_rows=max_rows, max_depth=max_depth)
         self.make_provider = make_provider
         self.history = history
-        self.make_other_provider = make_other_provider
+        self.make_other_providers = make_other_providers
         self.settings = settings(self.numeric)
+
+    def other_namespaces(self) -> list[str]:
+        """Namespaces of the drafters that differ from this one; they are closed again."""
+        others = self.make_other_providers()
+        try:
+            return [other.grouped.checkpoint_namespace for other in others]
+        finally:
+            for other in others:
+                other.close()
 
     def examples(self, run: Callable[..., None], **strategies: SearchStrategy[Any]) -> None:
         """Run a property over drawn arguments.
@@ -63,6 +72,12 @@ class Kit(Harness):
 
         example.__name__ = example.__qualname__ = run.__name__
         self.settings(given(**strategies)(example))()
+
+    def again(self) -> Harness:
+        """The same drafter, made anew; close its provider."""
+        return Harness(
+            self.make_provider(), self.target, max_rows=self.max_rows, max_depth=self.max_depth
+        )
 
     def close(self) -> None:
         """Close the drafter."""

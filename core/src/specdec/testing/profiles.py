@@ -60,7 +60,7 @@ PROFILES: Final = {
     effort.name: effort
     for effort in (
         Effort("quick", 25, 6, 20, 10, derandomized=False),
-        Effort("ci", 100, 20, 30, 15, derandomized=True),
+        Effort("ci", 100, 30, 30, 15, derandomized=True),
         Effort("deep", 1000, 200, 50, 30, derandomized=False),
     )
 }

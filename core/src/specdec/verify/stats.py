@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, field
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from specdec.verify.accept import Acceptance
 
 __all__ = ["GenerationStats"]
+
+_log = logging.getLogger("specdec")  # a drafter's author wants the traceback; users get one line
 
 
 @define(kw_only=True)
@@ -72,6 +75,7 @@ class GenerationStats:
 
     def count_draft_error(self, error: Exception) -> None:
         """Count an exception of the drafter that this row has met."""
+        _log.debug("a drafter raised", exc_info=error)
         self.draft_errors += 1
         self.last_draft_error = one_line(error)
 

@@ -143,6 +143,11 @@ def restored_row_goes_on_the_same(kit: Kit) -> None:
                     )
                     rows.commit(accepted)
                     lone.commit((accepted[place],))
+                one, other = rows.capture(place).checkpoint, lone.capture(0).checkpoint
+                assert kit.same_state(one, other, exactly=False), (
+                    "a row that was captured and restored went on with another state than the "
+                    "row it was captured from; store all of it, as it is"
+                )
 
     kit.examples(
         run,
@@ -199,12 +204,7 @@ def checkpoint_survives_safetensors(kit: Kit) -> None:
 def wrong_namespace_is_refused(kit: Kit) -> None:
     """A checkpoint of another artifact or setting is refused."""
     held = read_row(kit).checkpoint
-    other = kit.make_other_provider()
-    try:
-        name = other.grouped.checkpoint_namespace
-    finally:
-        other.close()
-    for namespace in (name, held.namespace + "x", "another drafter's"):
+    for namespace in (*kit.other_namespaces(), held.namespace + "x", "another drafter's"):
         assert_refused(kit, evolve(held, namespace=namespace), f"the namespace {namespace!r}")
 
 

@@ -144,11 +144,16 @@ def random_state_is_left_alone(kit: Kit) -> None:
     """Nothing draws from MLX's global random state, which belongs to the process."""
     mx.random.seed(7)
     before = [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list
+    fresh = kit.again()
     for options in (SamplingOptions(), SamplingOptions(temp=0.9)):
-        with kit.open([kit.cold((0, 1, 0), row=DrivenRow(options=options))]) as rows:
+        with fresh.open([fresh.cold((0, 1, 0), row=DrivenRow(options=options))]) as rows:
             for pending in (1, 0):
                 rows.draft((pending,), (kit.max_depth,))
                 rows.commit((kit.max_depth,))
             rows.capture(0)
+    fresh.provider.close()
     after = [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list
-    assert after == before, "the drafter drew from mx.random; draw with RowSampling.sample"
+    assert after == before, (
+        "the drafter drew from mx.random or seeded it; draw with RowSampling.sample, and make "
+        "weights with mx.random.key"
+    )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from attrs import evolve
 from hypothesis import strategies as st
 
-from specdec.contract import ContextKind
+from specdec.contract import ContextKind, SupportsDeviceDraft
 from specdec.errors import ContractError
 from specdec.testing.checks.membership import assert_as_alone
-from specdec.testing.drive import host_drafts
+from specdec.testing.drive import host_drafts, resolved
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, prompts, row_ids, row_ints
+
+if TYPE_CHECKING:
+    from specdec.testing.drive import DrivenGroup
 
 
 @check()
@@ -88,6 +91,22 @@ def processed_tokens_count_what_was_read(kit: Kit) -> None:
 
 
 @check()
+def rows_draft_as_alone(kit: Kit) -> None:
+    """A row in a group drafts what a row alone drafts that went the same way (any batch)."""
+
+    def run(plan: Plan, pending: tuple[int, ...], depths: tuple[int, ...]) -> None:
+        with grown(kit, plan) as rows:
+            assert_as_alone(kit, rows, pending, depths)
+
+    kit.examples(
+        run,
+        plan=plans(kit, rows=min(2, kit.max_rows), most_turns=4),
+        pending=row_ids(kit),
+        depths=row_ints(kit, kit.max_depth),
+    )
+
+
+@check()
 def depth_zero_reads_the_pending_token(kit: Kit) -> None:
     """A row of depth 0 drafts nothing, and still reads its pending token at ``commit``."""
 
@@ -106,22 +125,6 @@ def depth_zero_reads_the_pending_token(kit: Kit) -> None:
             assert_as_alone(kit, rows, after, (kit.max_depth,) * kit.max_rows)
 
     kit.examples(run, plan=plans(kit), pending=row_ids(kit), after=row_ids(kit))
-
-
-@check()
-def rows_draft_as_alone(kit: Kit) -> None:
-    """A row in a group drafts what a row alone drafts that went the same way (any batch)."""
-
-    def run(plan: Plan, pending: tuple[int, ...], depths: tuple[int, ...]) -> None:
-        with grown(kit, plan) as rows:
-            assert_as_alone(kit, rows, pending, depths)
-
-    kit.examples(
-        run,
-        plan=plans(kit, rows=min(2, kit.max_rows), most_turns=4),
-        pending=row_ids(kit),
-        depths=row_ints(kit, kit.max_depth),
-    )
 
 
 @check(history_only=True)
@@ -273,6 +276,18 @@ def padding_is_never_read(kit: Kit) -> None:
     )
 
 
+def _drafted(
+    rows: DrivenGroup, lists: tuple[list[int], ...], on_device: bool, vocab_size: int
+) -> list[tuple[int, ...]]:
+    """Draft, and write into the lists that were passed in as soon as the call has returned."""
+    group: Any = rows.group
+    proposal = group.draft_device(*lists) if on_device else None
+    host: Any = group.draft(*lists) if proposal is None else None
+    for part in lists:
+        part[:] = [(value + 1) % vocab_size for value in part]
+    return host_drafts(host) if proposal is None else resolved(proposal, 1)
+
+
 @check()
 def arguments_are_borrowed(kit: Kit) -> None:
     """Lists and arrays that were passed in may change afterwards; the rows do not."""
@@ -291,15 +306,17 @@ def arguments_are_borrowed(kit: Kit) -> None:
         assert kit.same_state(captured, kept.checkpoint), (
             "what was written into tokens or context after prefill() reached the row"
         )
-        with kit.open([kept]) as rows:
-            asked = rows.asked(pending, (kit.max_depth,))
-            drafts = rows.draft(pending, (kit.max_depth,))
-            # The same lists again, as a host that reuses them would pass them.
-            lists = [list(part) for part in asked]
-            with kit.open([kept]) as other:
-                assert host_drafts(other.group.draft(*lists)) == drafts
-                for part in lists:
-                    part[:] = [(value + 1) % kit.vocab_size for value in part]
+        for on_device in (False, True):
+            with kit.open([kept]) as rows, kit.open([kept]) as other:
+                if on_device and not isinstance(rows.group, SupportsDeviceDraft):
+                    continue
+                drafts = rows.draft(pending, (kit.max_depth,), on_device=on_device)
+                lists = other.asked(pending, (kit.max_depth,))
+                drafted = _drafted(other, lists, on_device, kit.vocab_size)
+                assert drafted == drafts, (
+                    f"{list(map(list, drafted))} was drafted where the lists that were passed in "
+                    f"changed after the call, else {list(map(list, drafts))}"
+                )
                 count = [min(accepted[0], len(drafts[0]))]
                 window = rows.window_context()
                 other.group.commit(count, window)
