@@ -6,6 +6,7 @@ import argparse
 import ast
 import pkgutil
 import re
+import runpy
 import shlex
 import sys
 import textwrap
@@ -13,11 +14,13 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
 import pytest
 from attrs import frozen
 
 from specdec import contract, testing
 from specdec.cli.main import build_parser
+from specdec.cli.options import drafter_options
 from specdec.testing import CHECKS, DraftRowContract, PluginContract
 from specdec.testing.profiles import PROFILES
 
@@ -157,13 +160,13 @@ def test_a_mistyped_command_would_be_noticed() -> None:
 # The failing check.
 
 
-def test_the_failing_check_fails_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the tutorial's mistake, the check says the tutorial's sentence."""
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[DraftRowContract]]:
+    """The kit for the package in the documentation, which is forgotten again afterwards."""
     monkeypatch.syspath_prepend(EXAMPLE / "src")
     from specdec_echo.provider import EchoProvider
-    from specdec_echo.rows import EchoRows
 
-    class Broken(DraftRowContract):
+    class Rows(DraftRowContract):
         shrink = False
 
         def make_provider(self) -> DraftProvider:
@@ -171,6 +174,29 @@ def test_the_failing_check_fails_as_it_is_shown(monkeypatch: pytest.MonkeyPatch)
 
         def make_other_provider(self) -> DraftProvider:
             return EchoProvider(memory=16)
+
+    yield Rows
+    for name in [name for name in sys.modules if name.partition(".")[0] == "specdec_echo"]:
+        del sys.modules[name]
+
+
+def first_failure(kit: type[DraftRowContract]) -> tuple[str, str]:
+    """The check at which ``pytest -x`` stops, and the first line of what it says."""
+    for name in kit.check_names():
+        try:
+            kit().run_check(name)
+        except pytest.skip.Exception:
+            continue
+        except AssertionError as error:
+            return name, str(error).splitlines()[0]
+    raise AssertionError("every check passes")
+
+
+def test_the_failing_check_fails_as_it_is_shown(
+    echo: type[DraftRowContract], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tutorial's mistake, the kit stops where the tutorial says, with its sentence."""
+    from specdec_echo.rows import EchoRows
 
     right: Any = EchoRows.filter_rows
 
@@ -181,19 +207,94 @@ def test_the_failing_check_fails_as_it_is_shown(monkeypatch: pytest.MonkeyPatch)
     assert "for row in keep]" in (EXAMPLE / "src/specdec_echo/rows.py").read_text()
     (shown,) = [block.text for block in blocks(TUTORIAL) if "AssertionError" in block.text]
     (sentence,) = re.findall(r"AssertionError: (.*)", shown)
-    with monkeypatch.context() as patched:
-        patched.setattr(EchoRows, "filter_rows", in_the_wrong_order)
-        with pytest.raises(AssertionError) as caught:
-            Broken().run_check("filter_keeps_and_reorders")
-    said = str(caught.value).splitlines()[0]
+    monkeypatch.setattr(EchoRows, "filter_rows", in_the_wrong_order)
+    name, said = first_failure(echo)
+    assert f" TestRows.test_{name} " in shown
     assert shape_of(said) == shape_of(sentence)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "specdec_echo"]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 def shape_of(sentence: str) -> str:
     """A message without the numbers and lists that depend on the example."""
     return re.sub(r"\d+", "0", re.sub(r"\[.*?\](?=[,; ]|$)|\[.*\]$", "[]", sentence))
+
+
+# Snippets that run.
+
+
+def snippets(page: str, title: str) -> str:
+    """The Python of one section."""
+    section = sections(re.sub(r"^(# .*)$", r" \1", page, flags=re.MULTILINE))[title]
+    return "\n".join(block.text for block in blocks(section) if block.language == "python")
+
+
+def run(code: str, folder: Path) -> dict[str, Any]:
+    """The names that code defines, run as a script of its own."""
+    script = folder / "snippets.py"
+    script.write_text(code, encoding="utf-8")
+    return runpy.run_path(str(script))
+
+
+def test_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = snippets(page, "Use it from Python")
+    assert "prefix_cache=cache" in code
+    found = run(code, tmp_path)
+    stats = found["response"].stats
+    assert stats.drafter == "ngram"
+    assert stats.cached_tokens == len(found["system"]) > 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.startswith("0 ")
+    assert second == f"{stats.cached_tokens} {stats.time_to_first_token}"
+
+
+def test_the_servers_snippets_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "checkpoints-and-prefix-cache.md").read_text(encoding="utf-8")
+    found = run(snippets(page, "In a server"), tmp_path)
+    rows = found["rows"]
+    assert [row.stats.cached_tokens for row in rows] == [0, len(found["system"])]
+    assert all(row.emitted and row.stats.time_to_first_token > 0 for row in rows)
+    assert [row.stats.reason for row in rows] == [None, None]
+    assert capsys.readouterr().out.count("\n") >= len(rows)
+    assert (found["none"], found["cached"]) == (0, len(found["tokens"]))
+    assert found["branch"] == 2
+
+
+def test_the_device_draft_keeps_copies_of_its_arguments(
+    echo: type[DraftRowContract], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec_echo.rows import EchoRows
+
+    (code,) = [block.text for block in blocks(TUTORIAL) if "def draft_device" in block.text]
+    names: dict[str, Any] = {"mx": mx, "DeviceProposal": contract.DeviceProposal}
+    exec(code, names)
+
+    def lazily(_rows: EchoRows, pending: list[int], depths: list[int], _steps: object) -> mx.array:
+        return mx.array([[head] * max(depths) for head in pending])
+
+    monkeypatch.setattr(EchoRows, "_draft_lazily", lazily, raising=False)
+    monkeypatch.setattr(EchoRows, "draft_device", names["draft_device"], raising=False)
+    for name in (
+        "arguments_are_borrowed",
+        "device_drafts_have_one_shape",
+        "verbs_keep_their_order",
+    ):
+        echo().run_check(name)
+
+
+def test_the_tiny_target_is_what_the_pages_say() -> None:
+    port = testing.TinyTarget(DraftRowContract.vocab_size).hidden_taps
+    kit = (DOCS / "conformance-kit.md").read_text(encoding="utf-8")
+    for page in (TUTORIAL, kit):
+        assert f"`hidden_size={port.hidden_size}` and `layers={port.layer_count}`" in page
+    assert f"`vocab_size` is {DraftRowContract.vocab_size}" in kit
+
+
+def test_options_arrive_as_the_tutorial_says() -> None:
+    given = {"memory=8": 8, "a=0.5": 0.5, "a=true": True, "a=null": None, "a=[1,2]": [1, 2]}
+    for text, value in {**given, "a=word": "word"}.items():
+        arguments = argparse.Namespace(option=[text])
+        (arrived,) = drafter_options(arguments).values()
+        assert (type(arrived), arrived) == (type(value), value)
 
 
 # The reference.

@@ -135,10 +135,9 @@ class EchoRows:
             raise ContractError(f"commit: pass {len(drafted)} numbers and no context")
         if any(not 0 <= kept <= most for kept, most in zip(accepted, drafted, strict=True)):
             raise ContractError(f"commit: got {list(accepted)} where {drafted} were drafted")
-        # A row that joined since `draft` stands behind these and is not touched.
-        self._rows[: len(windows)] = [
+        self._rows = [
             row.read(window[: kept + 1], self._memory)
-            for row, window, kept in zip(self._rows, windows, accepted, strict=False)
+            for row, window, kept in zip(self._rows, windows, accepted, strict=True)
         ]
         self._windows = None
 
