@@ -35,7 +35,7 @@ from specdec.errors import (
     ClosedError,
     NoOpenRoundError,
     RoundOpenError,
-    TargetError,
+    TargetLacksError,
 )
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class RecurrentRows:
             raise NoOpenRoundError
         counts = verbs.one_each("accepted", accepted, [len(draft) for draft in opened.drafts])
         if counts:
-            width = 1 + max(counts)
+            width = 1 + max(map(len, opened.drafts))
             hiddens = verbs.check_context(
                 "commit", context, len(counts), width, self._port.hidden_size
             )
@@ -327,7 +327,8 @@ class _Groups:
     ) -> RecurrentRows:
         port = require_port(target, "recurrent_mtp", "the recurrent drafter")
         if port.hidden_size != self._weights["out"].shape[1]:
-            raise TargetError(f"the drafter was not made for a hidden size of {port.hidden_size}")
+            made_for = self._weights["out"].shape[1]
+            raise TargetLacksError(f"recurrent_mtp of size {made_for}", "the recurrent drafter")
         rows = RecurrentRows(
             self._weights,
             self.checkpoint_namespace,

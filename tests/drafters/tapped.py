@@ -14,7 +14,7 @@ from drafters import verbs
 from drafters.tapped_rows import SCHEMA, TappedRows, tapped_layers
 
 from specdec.contract import require_port
-from specdec.errors import TargetError
+from specdec.errors import TargetLacksError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,9 +62,10 @@ class _Groups:
     ) -> TappedRows:
         port = require_port(target, "hidden_taps", "the tapped drafter")
         if not target.can_tap(tapped_layers(target)):
-            raise TargetError("the target cannot capture its first and its last layer")
+            raise TargetLacksError("hidden_taps of its first and last layer", "the tapped drafter")
         if port.hidden_size != self._weights["query"].shape[0]:
-            raise TargetError(f"the drafter was not made for a hidden size of {port.hidden_size}")
+            made_for = self._weights["query"].shape[0]
+            raise TargetLacksError(f"hidden_taps of size {made_for}", "the tapped drafter")
         rows = TappedRows(self._weights, self.checkpoint_namespace, target, sampling)
         rows.prepare_append(checkpoints).commit()
         return rows

@@ -270,7 +270,7 @@ class TappedRows:
             for head, draft, count in zip(opened.pending, opened.drafts, counts, strict=True)
         ]
         if windows:
-            width = 1 + max(counts)
+            width = 1 + max(map(len, opened.drafts))
             held = self._checked("commit", context, width)
             self._write(windows, held)
         self._round = None

@@ -118,8 +118,8 @@ class _Membership(Protocol):
         """Build all that new rows need, without touching the live rows. Between rounds.
 
         Args:
-            checkpoints: one per new row, borrowed: copy or alias what is needed before
-                returning. ``None`` is a cold row, in prefill groups only.
+            checkpoints: one per new row, borrowed. They never change, so their arrays may be kept;
+                assign into none of them. ``None`` is a cold row, in prefill groups only.
 
         Raises:
             CheckpointError: wrong namespace, schema, shape or alignment; nothing changed.
@@ -174,7 +174,7 @@ class DraftPrefillGroup(_Membership, Protocol):
         """
 
     def materialize(self) -> None:
-        """Evaluate copies of what was restored from disk; only then may its lease go."""
+        """Evaluate what was restored and is still lazy; only then may its lease on a file go."""
 
 
 class DraftRows(Protocol):

@@ -186,7 +186,7 @@ class DrivenGroup:
         asked = self.asked(pending, depths)
         self.tell()
         proposed = None
-        if on_device:
+        if on_device and any(asked[1]):  # it is not asked where no row may draft
             device: Callable[..., DeviceProposal | None] = self.group.draft_device  # type: ignore[attr-defined]  # the caller knows it is offered
             proposed = device(*asked)
         drafts = (

@@ -150,7 +150,7 @@ def row_machine(kit: Kit) -> type[RuleBasedStateMachine]:
                 seen = group.preview(*self.rows.asked(pending, asked))
                 if seen is not None:
                     mx.eval(seen)
-            on_device &= isinstance(group, SupportsDeviceDraft) and any(asked[:size])
+            on_device &= isinstance(group, SupportsDeviceDraft)
             drafts = self.rows.draft(pending, asked, on_device=on_device)
             assert len(drafts) == size
             for row, head, depth, draft in zip(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specdec.contract import ContextKind, DeclaresTaps, PrefillMode, RowCheckpoint
 from specdec.errors import ContractError, TargetLacksError, one_line
+from specdec.verify.stats import log
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -95,7 +96,8 @@ class DraftPrompts:
             except BaseException:
                 self.shut(group)
                 raise
-        except Exception:
+        except Exception as error:
+            log.debug("a drafter did not take a stored row", exc_info=error)
             return None
         return group
 

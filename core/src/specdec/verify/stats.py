@@ -12,9 +12,9 @@ from specdec.errors import one_line
 if TYPE_CHECKING:
     from specdec.verify.accept import Acceptance
 
-__all__ = ["GenerationStats"]
+__all__ = ["GenerationStats", "log"]
 
-_log = logging.getLogger("specdec")  # a drafter's author wants the traceback; users get one line
+log = logging.getLogger("specdec")  # a drafter's author wants the traceback; users get one line
 
 
 @define(kw_only=True)
@@ -75,7 +75,7 @@ class GenerationStats:
 
     def count_draft_error(self, error: Exception) -> None:
         """Count an exception of the drafter that this row has met."""
-        _log.debug("a drafter raised", exc_info=error)
+        log.debug("a drafter raised", exc_info=error)
         self.draft_errors += 1
         self.last_draft_error = one_line(error)
 

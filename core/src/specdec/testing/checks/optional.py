@@ -100,6 +100,8 @@ def device_drafts_have_one_shape(kit: Kit) -> None:
     """A device draft is ``[B, d]``, integer, d at most the largest depth, lengths within it."""
 
     def run(plan: Plan, pending: tuple[int, ...], depths: tuple[int, ...]) -> None:
+        if not any(depths[: len(plan.prompts)]):
+            return  # a device draft is never asked for where no row may draft
         with grown(kit, plan) as rows:
             group: Any = rows.group
             proposal = group.draft_device(*rows.asked(pending, depths))
