@@ -341,22 +341,6 @@ TAPPED_MUTANTS = (
         why="resolve() takes the row-major ids for column-major ones.",
     ),
     Mutant(
-        name="tapped-no-device-draft-leaves-a-round",
-        file=ROWS,
-        old="""        width = tokens.shape[1]
-        if not width:
-            return None
-        self._round = opened
-""",
-        new="""        width = tokens.shape[1]
-        self._round = opened
-        if not width:
-            return None
-""",
-        killed_by="device_drafts_equal_host_drafts",
-        why="draft_device() says None with the round already open.",
-    ),
-    Mutant(
         name="tapped-consume-checks-too-late",
         file=ROWS,
         old="""lengths, [width] * self.row_count)
