@@ -190,6 +190,27 @@ def test_the_core_never_imports_a_plugin() -> None:
     assert not wrong
 
 
+def test_the_conformance_kit_alone_imports_what_it_is_installed_with() -> None:
+    importers = {
+        part
+        for _, part, found in core_imports()
+        if found.root in {"hypothesis", "pytest", "_pytest"}
+    }
+    assert importers == {"testing"}
+    wrong = [
+        where(path, found)
+        for path, part, found in core_imports()
+        if found.root == "specdec" and found.part == "testing" and part != "testing"
+    ]
+    for source in sorted(ROOT.glob("plugins/*/src/specdec_*")):
+        for path in sorted(source.rglob("*.py")):
+            for found in imports_of(path, [source.name, *path.relative_to(source).parts[:-1]]):
+                tests = found.root in {"hypothesis", "pytest"}
+                if tests or found.module.startswith("specdec.testing"):
+                    wrong.append(where(path, found))
+    assert not wrong
+
+
 def test_plugins_import_no_other_plugin() -> None:
     wrong = []
     for source in sorted(ROOT.glob("plugins/*/src/specdec_*")):

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import pytest
 from hypothesis import Phase
+from scripted import ScriptedProvider
 
-from specdec.contract import ContextKind
+from specdec.contract import Attachment, ContextKind, RowCheckpoint, require_port
 from specdec.errors import TargetLacksError
 from specdec.testing import CHECKS, DraftRowContract, PluginContract, TinyTarget
 from specdec.testing.profiles import PROFILES, active_effort
@@ -283,7 +284,60 @@ def test_the_rotation_of_the_residual_stream_is_one() -> None:
 
 def test_a_missing_port_is_named() -> None:
     target = TinyTarget().without("hidden_taps")
-    from specdec.contract import require_port
-
     with pytest.raises(TargetLacksError, match="hidden_taps"):
         require_port(target, "hidden_taps")
+
+
+def test_state_is_compared_with_a_margin_only_where_rows_do_not_keep_their_bits() -> None:
+    kit = Full().make_kit()
+
+    def row(value: float) -> RowCheckpoint:
+        arrays = {"state": mx.array([value, 2.0])}
+        return RowCheckpoint(
+            namespace="n", processed_tokens=1, attachment=Attachment(schema="s", arrays=arrays)
+        )
+
+    for keeps_bits in (True, False):
+        kit.target.__dict__["keeps_bits"] = keeps_bits
+        assert kit.same_state(row(1.0), row(1.0), beside_others=True)
+        assert kit.same_state(row(1.0), row(1.005), beside_others=True) is not keeps_bits
+        assert not kit.same_state(row(1.0), row(1.1), beside_others=True)
+        assert not kit.same_state(row(1.0), row(1.005))
+    kit.close()
+    assert isinstance(TinyTarget().keeps_bits, bool)
+
+
+def test_taps_that_the_target_does_not_have_are_said_at_once() -> None:
+    class Tapping(Full):
+        def make_provider(self) -> DraftProvider:
+            provider = ScriptedProvider(context=ContextKind.TAPS, taps=(0, 9))
+            return cast("DraftProvider", provider)
+
+    with pytest.raises(
+        AssertionError, match=r"taps the layers \(0, 9\), but the target has layers"
+    ):
+        Tapping().make_kit()
+
+
+class Full(DraftRowContract):
+    def make_provider(self) -> DraftProvider:
+        return NgramProvider()
+
+    def make_other_provider(self) -> DraftProvider:
+        return NgramProvider(max_ngram=7)
+
+
+def test_every_other_drafter_is_looked_at() -> None:
+    class Same(Full):
+        def make_other_providers(self) -> list[DraftProvider]:
+            return [NgramProvider(max_ngram=7), NgramProvider()]
+
+    class Alike(Full):
+        def make_other_providers(self) -> list[DraftProvider]:
+            return [NgramProvider(max_ngram=7), NgramProvider(max_ngram=7)]
+
+    name = "namespace_tells_artifacts_apart"
+    Full().run_check(name)
+    for wrong, message in ((Same, "has the same checkpoint_namespace"), (Alike, "share")):
+        with pytest.raises(AssertionError, match=message):
+            wrong().run_check(name)

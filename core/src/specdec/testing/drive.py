@@ -427,14 +427,18 @@ class Harness:
             [draft] = lone.draft([pending], [depth])
             return draft
 
-    def same_state(self, one: RowCheckpoint, other: RowCheckpoint, *, exactly: bool = True) -> bool:
+    def same_state(
+        self, one: RowCheckpoint, other: RowCheckpoint, *, beside_others: bool = False
+    ) -> bool:
         """Whether two checkpoints hold the same.
 
         Args:
             one: a checkpoint.
             other: another.
-            exactly: bit for bit; else as near as two kernels' roundings may come.
+            beside_others: whether the two came from groups of different size: then, on a host
+                where a row's bits depend on that, they are compared with a margin of 1 %.
         """
+        exactly = not beside_others or self.target.keeps_bits
         return (
             one.namespace == other.namespace
             and one.processed_tokens == other.processed_tokens
@@ -457,7 +461,7 @@ class Harness:
 def _same(one: mx.array, other: mx.array, exactly: bool) -> bool:
     if exactly or not mx.issubdtype(one.dtype, mx.floating):
         return bool(mx.array_equal(one, other))
-    close = mx.allclose(one.astype(mx.float32), other.astype(mx.float32), rtol=1e-4, atol=1e-5)
+    close = mx.allclose(one.astype(mx.float32), other.astype(mx.float32), rtol=1e-2, atol=1e-2)
     return bool(close)
 
 

@@ -144,7 +144,7 @@ def restored_row_goes_on_the_same(kit: Kit) -> None:
                     rows.commit(accepted)
                     lone.commit((accepted[place],))
                 one, other = rows.capture(place).checkpoint, lone.capture(0).checkpoint
-                assert kit.same_state(one, other, exactly=False), (
+                assert kit.same_state(one, other, beside_others=True), (
                     "a row that was captured and restored went on with another state than the "
                     "row it was captured from; store all of it, as it is"
                 )
