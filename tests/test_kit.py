@@ -341,3 +341,10 @@ def test_every_other_drafter_is_looked_at() -> None:
     for wrong, message in ((Same, "has the same checkpoint_namespace"), (Alike, "share")):
         with pytest.raises(AssertionError, match=message):
             wrong().run_check(name)
+
+
+def test_without_its_extra_the_kit_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['hypothesis'] = None; import specdec.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'specdec-core[testing]'" in done.stderr

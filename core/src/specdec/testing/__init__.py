@@ -17,7 +17,13 @@ A drafter's whole test file::
 Installed with ``specdec-core[testing]``; nothing else of specdec imports hypothesis or pytest.
 """
 
-import pytest
+try:
+    import hypothesis  # noqa: F401  # asked for here, for the message
+    import pytest
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"specdec.testing needs {error.name}; pip install 'specdec-core[testing]'", name=error.name
+    ) from None
 
 pytest.register_assert_rewrite(
     "specdec.testing.checks",
