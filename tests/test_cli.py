@@ -286,3 +286,78 @@ def test_bundled_names_lead_to_folders_and_prompts() -> None:
         demo_path("x")
     with pytest.raises(ValueError, match="there are no demo prompts 'x'"):
         specdec_demo.prompts("x")
+
+
+def test_a_prefix_cache_serves_the_next_call(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "cache")
+    asked = ("generate", "--prompt", PROMPT, "--max-tokens", "6", "--prefix-cache", folder)
+    cold, warm = (as_json(capsys, *asked, "--drafter", "ngram") for _ in range(2))
+    assert cold["cached_tokens"] == 0
+    assert warm["cached_tokens"] == warm["prompt_tokens"] - 1
+    assert warm["text"] == cold["text"]
+    assert warm["time_to_first_token"] > 0
+    status, out, err = run(capsys, *asked)
+    assert (status, err) == (0, "")
+    assert "first token: after" in out
+    status, out, err = run(capsys, *asked)
+    assert f", {warm['cached_tokens']} prompt tokens from the cache" in out
+
+
+def test_what_was_not_kept_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    asked = ("generate", "--prompt", "hi", "--max-tokens", "2", "--prefix-cache")
+    for place in (
+        (str(tmp_path / "cache"), "--prefix-cache-bytes", "100"),
+        (str(tmp_path / "file" / "below"),),
+    ):
+        status, _, err = run(capsys, *asked, *place)
+        assert status in {0, 2}
+        assert err.count("\n") == 1
+        assert "prefix cache: not all was kept: " in err or status == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--prefix-cache", ""), "--prefix-cache is empty"),
+        (("--prefix-cache-bytes", "5"), "--prefix-cache-bytes needs a --prefix-cache"),
+        (("--prefix-cache", "x", "--prefix-cache-bytes", "0"), "--prefix-cache-bytes is 0; give"),
+        (("--prefix-cache", "a" * 300), "long"),
+        (("--prefix-cache", "~nosuchuser/x"), "~nosuchuser/x"),
+    ],
+)
+def test_a_prefix_cache_that_makes_no_sense_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, "generate", "--prompt", "hi", *options)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("new-drafter", "foo", "--directory", "a" * 300),
+        ("detect", "a" * 300),
+        ("generate", "--prompt", "hi", "--model", "a" * 300),
+        ("generate", "--prompt", "hi", "--drafter", "./" + "a" * 300),
+        ("generate", "--prompt-file", "a" * 300),
+        ("bench", "--model", "demo", "--prompts", "a" * 300),
+    ],
+)
+def test_a_name_that_no_file_can_have_gets_one_line(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import mlx.core as mx
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import Phase
 from scripted import ScriptedProvider
 
 from specdec.contract import Attachment, ContextKind, RowCheckpoint, require_port
-from specdec.errors import TargetLacksError
+from specdec.errors import OptionError, TargetLacksError
 from specdec.testing import CHECKS, DraftRowContract, PluginContract, TinyTarget
 from specdec.testing.profiles import PROFILES, active_effort
 from specdec.testing.target import PORTS
@@ -348,3 +348,57 @@ def test_without_its_extra_the_kit_says_how_to_install_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'specdec-core[testing]'" in done.stderr
+
+
+def test_a_history_that_is_given_back_brings_its_checks_back() -> None:
+    class Without(Full):
+        state_is_history = False
+
+    class With(Without):
+        state_is_history = True
+
+    name = "test_rows_draft_as_cold_rows"
+    assert getattr(Without, name) is None
+    assert getattr(With, name) is getattr(DraftRowContract, name)
+
+
+def test_a_check_cannot_be_overridden_by_a_mixin_either() -> None:
+    class Mixin:
+        def test_close_is_final(self) -> None: ...
+
+    with pytest.raises(TypeError, match="Sly overrides test_close_is_final"):
+        type("Sly", (Mixin, Full), {})
+
+
+def test_a_drafter_of_long_n_grams_drafts_something() -> None:
+    class Long(Full):
+        def make_provider(self) -> DraftProvider:
+            return NgramProvider(min_ngram=16, max_ngram=16)
+
+    Long().run_check("draft_answers_the_last_tokens")
+    Long().run_check("drafts_depend_on_the_pending_token")
+
+
+def test_a_plugin_is_found_however_its_name_is_spelt() -> None:
+    class Spelt(PluginContract):
+        distribution = "Specdec_Ngram"
+
+    assert [kind.name for kind in Spelt().kinds()] == ["ngram"]
+    Spelt().test_is_listed_without_mlx()
+    Spelt().test_kinds_without_an_artifact_load()
+
+    class Nobody(PluginContract):
+        distribution = "specdec-demo"
+
+    for check in ("test_kinds_without_an_artifact_load", "test_kinds_say_what_they_do"):
+        with pytest.raises(AssertionError, match="specdec-demo registers no kind"):
+            getattr(Nobody(), check)()
+
+
+def test_options_that_a_kind_needs_are_given() -> None:
+    class Optioned(PluginContract):
+        distribution = "specdec-ngram"
+        options: ClassVar[dict[str, dict[str, object]]] = {"ngram": {"max_ngram": 0}}
+
+    with pytest.raises(OptionError, match="max_ngram is 0"):
+        Optioned().test_kinds_without_an_artifact_load()

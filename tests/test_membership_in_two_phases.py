@@ -409,8 +409,8 @@ def fail_to_join(scene: Scene, place: str, width: int = 4) -> bool:
     """
     group, provider = scene.group, scene.provider
     before = picture(group, provider)
-    resting = width and group._resting is not None
-    scene.drafts = bool(not scene.native and provider and (group._lane or resting))
+    lane = group._lane or group._resting
+    scene.drafts = bool(width and not scene.native and provider and lane)
     with pytest.MonkeyPatch.context() as patch:
         scene.patch, scene.second = patch, {}
         error = PLACES[place](scene)

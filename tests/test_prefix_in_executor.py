@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from scripted import (
 )
 from tiny_models import HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
 
+import specdec.targets.mlx_lm
 from specdec import PrefixCache, VerifyGroup, bind_target, stream_generate
 from specdec.contract import ContextKind, PrefillMode
 from specdec.errors import CheckpointError, OptionError
@@ -210,7 +212,7 @@ def test_a_third_prompt_begins_where_two_others_parted(kind: str) -> None:
 def test_a_snapshot_is_taken_where_the_request_says(kind: str) -> None:
     cache = PrefixCache(MB)
     shared = PROMPT[:9]
-    first = warm(cache, (*shared, 1, 2, 3), provider=drafter(kind), snapshot_at=(9, 500))
+    first = warm(cache, (*shared, 1, 2, 3), provider=drafter(kind), snapshot_at=(9, 12))
     assert first.emitted == solo((*shared, 1, 2, 3))[:12]
     row = warm(cache, (*shared, 4, 5), provider=drafter(kind))
     assert row.stats.cached_tokens == 9
@@ -410,10 +412,90 @@ def test_two_caches_at_once_are_refused() -> None:
         request(PROMPT, cache=[], prefix_cache=PrefixCache(MB))
 
 
-@pytest.mark.parametrize("places", [(0,), (-3,), (1.5,)])
+@pytest.mark.parametrize("places", [(0,), (-3,), (1.5,), 5, None, (24,)])
 def test_senseless_snapshots_are_refused(places: Any) -> None:
-    with pytest.raises(OptionError, match="snapshot_at has"):
+    with pytest.raises(OptionError, match=r"snapshot_at (has|is) "):
         request(PROMPT, prefix_cache=PrefixCache(MB), snapshot_at=places)
+
+
+def test_snapshots_may_come_from_a_generator_and_be_numbers_of_any_kind() -> None:
+    class Number:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __index__(self) -> int:
+            return self.value
+
+    places: Any = (Number(value) for value in (9, 4))
+    assert request(PROMPT, prefix_cache=PrefixCache(MB), snapshot_at=places).snapshot_at == (9, 4)
+
+
+def test_what_is_no_prefix_cache_is_refused() -> None:
+    wrong: Any = "a folder"
+    with pytest.raises(OptionError, match="prefix_cache is 'a folder'; give a"):
+        request(PROMPT, prefix_cache=wrong)
+
+
+def test_a_row_that_runs_plain_in_a_drafting_group_is_kept_as_a_plain_one() -> None:
+    cache = Noted()
+    provider = ScriptedProvider(Everything())
+    row = warm(cache, PROMPT, provider=provider, num_draft_tokens=0)
+    assert row.emitted == solo(PROMPT)[:12]
+    assert row.stats.reason == "num_draft_tokens is 0"
+    assert cache.keys == {PROMPT[:-1], (*PROMPT, *row.emitted)[: row.processed]}
+    assert provider.calls["open_prefill"] == 0, "no prompt is read that nobody drafts for"
+    turn = (*PROMPT, *row.emitted, 3)
+    assert warm(cache, turn).stats.cached_tokens == row.processed
+
+
+def test_a_drafter_that_was_let_go_leaves_plain_rows() -> None:
+    cache = PrefixCache(8 * MB)
+    provider = ScriptedProvider(Everything(), faults={"draft": range(1, 99)})
+    group = VerifyGroup(target(), provider, drafter="it")
+    cached = []
+    for _ in range(3):
+        asked = request(PROMPT, max_tokens=12, num_draft_tokens=4, prefix_cache=cache)
+        [row] = group.admit([asked])
+        drain(group)
+        cached.append(row.stats.cached_tokens)
+        assert row.emitted == solo(PROMPT)[:12]
+    assert cached == [0, 0, 22]
+
+
+def test_state_of_another_mlx_lm_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache(8 * MB)
+    warm(cache, PROMPT)
+    monkeypatch.setattr(specdec.targets.mlx_lm, "_versions", lambda: "mlx-lm of tomorrow")
+    assert warm(cache, PROMPT).stats.cached_tokens == 0
+
+
+def test_an_entry_that_covers_other_tokens_than_it_says_is_not_taken() -> None:
+    class Lies(PrefixCache):
+        def take(self, namespace: str, prompt: Sequence[int], *, longest: int) -> Any:
+            hit = super().take(namespace, prompt, longest=longest)
+            if hit is not None:
+                hit.tokens -= 3
+            return hit
+
+    cache = Lies(MB)
+    for _ in range(2):
+        row = warm(cache, PROMPT)
+        assert row.stats.cached_tokens == 0
+        assert row.emitted == solo(PROMPT)[:12]
+
+
+def test_a_generator_that_is_never_started_closes_the_drafter_that_it_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(NgramProvider, "close", lambda _self: closed.append("ngram"))
+    responses = stream_generate(
+        tiny_model("qwen3"), tiny_tokenizer(), list(PROMPT), drafter="ngram"
+    )
+    assert closed == []
+    del responses
+    gc.collect()
+    assert closed == ["ngram"]
 
 
 # Through stream_generate.
@@ -493,7 +575,9 @@ def test_any_sequence_of_requests_gives_cold_texts(
     for stem, tail, again, budget, seed, at in asked:
         prompt = (*before, 11, *tail) if again and before else (*stem, *tail)
         options: dict[str, Any] = {} if seed is None else {"temp": 0.7, "seed": seed}
-        places: dict[str, Any] = {} if at is None else {"snapshot_at": (at,)}
+        places: dict[str, Any] = {}
+        if at is not None and at <= len(prompt):
+            places["snapshot_at"] = (at,)
         [row] = serve(cache, prompt, provider=provider, max_tokens=budget, **options, **places)
         assert row.emitted == solo(prompt, options.get("temp", 0.0), seed, count=8)[:budget]
         assert row.stats.cached_tokens < len(prompt)

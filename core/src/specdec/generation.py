@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,6 @@ from mlx_lm.generate import GenerationResponse as _MlxLmResponse
 from mlx_lm.generate import generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specdec.checkpoints import PrefixCache
 from specdec.drafters import LoadedDrafter, bind_target, load_drafter
 from specdec.errors import OptionError, UnsupportedOptionError, one_line
 from specdec.sampling import SamplingOptions
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import SupportsIndex
 
+    from specdec.checkpoints import PrefixCache
     from specdec.targets import Target
     from specdec.verify import Emission, GenerationStats, Row
 
@@ -138,7 +139,6 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         temp=temp, top_p=top_p, min_p=min_p, top_k=top_k, seed=seed, sampler=sampler
     )
     tokens = _encode(prompt, tokenizer)
-    _check_prefix(prefix_cache, snapshot_at, len(tokens))
     request = Request(
         prompt=tokens,
         max_tokens=max_tokens,
@@ -146,7 +146,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         end_tokens=frozenset(tokenizer.eos_token_ids),
         cache=prompt_cache,
         prefix_cache=prefix_cache,
-        snapshot_at=tuple(snapshot_at),
+        snapshot_at=snapshot_at,
         progress=prompt_progress_callback,
     )
     loaded, reason = _drafter(drafter, model, tokenizer, num_draft_tokens)
@@ -169,8 +169,12 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         if loaded is not None and loaded is not drafter:
             loaded.close()
         raise
-    own = loaded if loaded is not drafter else None
-    return _responses(model, tokenizer, group, request, own=own, stream=stream)
+    own = loaded if loaded is not None and loaded is not drafter else None
+    responses = _responses(model, tokenizer, group, request, own=own, stream=stream)
+    if own is not None:
+        # Its own ``finally`` never comes if it is never started.
+        weakref.finalize(responses, own.close).atexit = False
+    return responses
 
 
 def generate(
@@ -245,18 +249,6 @@ def _id(value: object) -> int:
         raise OptionError(
             f"the prompt has {one_line(repr(value))}; token ids are whole numbers"
         ) from None
-
-
-def _check_prefix(cache: object, places: Sequence[int], prompt_tokens: int) -> None:
-    if cache is not None and not isinstance(cache, PrefixCache):
-        raise OptionError(
-            f"prefix_cache is {one_line(repr(cache))}; give a specdec.PrefixCache(max_bytes)"
-        )
-    if places and cache is None:
-        raise OptionError("snapshot_at was given without a prefix_cache; give one")
-    for place in places:
-        if isinstance(place, int) and place > prompt_tokens:
-            raise OptionError(f"snapshot_at has {place}, but the prompt has {prompt_tokens} tokens")
 
 
 def _check_prompt(tokens: Sequence[int], target: Target) -> None:

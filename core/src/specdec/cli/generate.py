@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.options import (
@@ -52,7 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--prefix-cache-bytes",
         type=int,
-        default=_CACHE_BYTES,
         help="the most that the folder may hold (default: 4 GiB)",
     )
     parser.add_argument("--json", action="store_true", help="print one object instead of text")
@@ -72,6 +72,7 @@ def run_generate(args: argparse.Namespace) -> int:
         )
     if args.max_tokens == 0 or args.max_tokens < -1:
         raise OptionError(f"--max-tokens is {args.max_tokens}; give 1 or more, or -1 for no limit")
+    _check_cache(args.prefix_cache, args.prefix_cache_bytes)
     prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
     check_text(prompt, "the prompt")
     options = drafter_options(args)
@@ -86,7 +87,7 @@ def run_generate(args: argparse.Namespace) -> int:
         raise OptionError("--option and --num-draft-tokens need a --drafter; name one")
     cache = None
     if args.prefix_cache is not None:
-        cache = PrefixCache(args.prefix_cache_bytes, args.prefix_cache)
+        cache = PrefixCache(args.prefix_cache_bytes or _CACHE_BYTES, args.prefix_cache)
     model, tokenizer = load_model(args.model)
     drafter = None
     if args.drafter != "none":
@@ -113,8 +114,6 @@ def run_generate(args: argparse.Namespace) -> int:
         parts.append(response.text)
         tokens.append(response.token)
         last = response
-    if cache is not None:
-        cache.close()
     assert last is not None
     assert last.stats is not None
     # An end token is the last response's, but no content.
@@ -122,8 +121,21 @@ def run_generate(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_object("".join(parts), tokens, last, last.stats)))
     else:
-        print(f"\n{'=' * 10}\n{_summary(last, last.stats)}")
+        print(f"\n{'=' * 10}\n{_summary(last, last.stats)}", flush=True)
+    if cache is not None:
+        cache.close()  # waits for what is being written
+        if cache.stats.last_error:
+            print(f"prefix cache: not all was kept: {cache.stats.last_error}", file=sys.stderr)
     return 0
+
+
+def _check_cache(folder: str | None, limit: int | None) -> None:
+    if folder == "":
+        raise OptionError("--prefix-cache is empty; give a folder")
+    if limit is not None and folder is None:
+        raise OptionError("--prefix-cache-bytes needs a --prefix-cache; give a folder")
+    if limit is not None and limit < 1:
+        raise OptionError(f"--prefix-cache-bytes is {limit}; give 1 or more")
 
 
 def _with_template(prompt: str, tokenizer: Any) -> list[int]:

@@ -65,4 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone; Python would complain once more when it flushes at exit.
         sys.stdout = None
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise  # of no file that was named
+        name = one_line(str(error.filename))
+        print(f"specdec: {error.strerror or type(error).__name__}: {name}", file=sys.stderr)
+        return 2
     return status

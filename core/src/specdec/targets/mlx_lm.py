@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import version as installed_version
+from importlib.metadata import version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -140,9 +140,8 @@ class MlxLmTarget:
         return self._state(make_prompt_cache(self.model))
 
     def state_identity(self) -> str:
-        """Weights and adapters as they are now, the caches that hold a row, and the backend."""
-        backend = f"mlx {_mlx_version()} on {mx.default_device()}"
-        return f"{weights_identity(self.model)}; {self._cache_scheme}; {backend}"
+        """Weights and adapters as they are now, the caches that hold a row, and what computes."""
+        return f"{weights_identity(self.model)}; {self._cache_scheme}; {_backend()}"
 
     def state_of(self, caches: Sequence[Any]) -> RowState:
         """The state of one row that continues the caller's mlx-lm caches.
@@ -273,6 +272,11 @@ def _scheme(caches: Sequence[Any]) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in runs)
 
 
+def _backend() -> str:
+    return f"{_versions()} on {mx.default_device()}"
+
+
 @cache
-def _mlx_version() -> str:
-    return installed_version("mlx")
+def _versions() -> str:
+    # A release may mend how state is computed; what the one before stored is then another state.
+    return ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "specdec-core"))

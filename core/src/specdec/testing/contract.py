@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -84,24 +84,21 @@ class DraftRowContract:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "DraftRowContract" not in globals():
-            return
-        for name in vars(cls):
-            if name.startswith("test_") and hasattr(DraftRowContract, name):
+        for name, test in _TESTS.items():
+            history_only = name in _HISTORY_TESTS
+            if getattr(cls, name) not in ((test, None) if history_only else (test,)):
                 raise TypeError(
                     f"{cls.__name__} overrides {name} of the kit; a check that does not hold goes "
                     "into expected_failures with a reason"
                 )
+            if history_only:  # without a history it makes no claim that could hold
+                setattr(cls, name, test if cls.state_is_history else None)
         unknown = sorted(set(cls.expected_failures) - {*CHECKS, _MACHINE})
         if unknown:
             raise TypeError(
                 f"{cls.__name__}.expected_failures names no check: {', '.join(unknown)}; "
                 f"the checks are {', '.join([*CHECKS, _MACHINE])}"
             )
-        if not cls.state_is_history:
-            for each in CHECKS.values():
-                if each.history_only:
-                    setattr(cls, f"test_{each.name}", None)  # it makes no claim that could hold
 
     @pytest.fixture(autouse=True)
     def _expected_failure(self, request: pytest.FixtureRequest) -> None:
@@ -181,13 +178,16 @@ def _method(each: Check) -> Callable[[DraftRowContract, Kit], None]:
     return test
 
 
-for _each in CHECKS.values():
-    setattr(DraftRowContract, f"test_{_each.name}", _method(_each))
-
-
 def _test_row_machine(self: DraftRowContract, kit: Kit) -> None:  # noqa: ARG001  # a method
     """Any legal sequence of verbs leaves every row drafting as it drafts alone."""
     run_machine(kit)
 
 
-setattr(DraftRowContract, f"test_{_MACHINE}", _test_row_machine)
+_TESTS: Final = {
+    **{f"test_{each.name}": _method(each) for each in CHECKS.values()},
+    f"test_{_MACHINE}": _test_row_machine,
+}
+_HISTORY_TESTS: Final = {f"test_{each.name}" for each in CHECKS.values() if each.history_only}
+
+for _name, _test in _TESTS.items():
+    setattr(DraftRowContract, _name, _test)

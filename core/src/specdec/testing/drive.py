@@ -460,8 +460,11 @@ class Harness:
 
 def _same(one: mx.array, other: mx.array, exactly: bool) -> bool:
     if exactly or not mx.issubdtype(one.dtype, mx.floating):
-        return bool(mx.array_equal(one, other))
-    close = mx.allclose(one.astype(mx.float32), other.astype(mx.float32), rtol=1e-2, atol=1e-2)
+        numbers = mx.issubdtype(one.dtype, mx.inexact)
+        return bool(mx.array_equal(one, other, equal_nan=numbers))
+    close = mx.allclose(
+        one.astype(mx.float32), other.astype(mx.float32), rtol=1e-2, atol=1e-2, equal_nan=True
+    )
     return bool(close)
 
 

@@ -66,7 +66,9 @@ def read_prompt(
     Raises:
         OptionError: the request's cache does not fit the target.
     """
-    prompts = None if lane is None else lane.prompts
+    prompts = None
+    if lane is not None and request.num_draft_tokens and not lane.prompts.given_up:
+        prompts = lane.prompts
     prefix = bind_prefix(target, prompts, request)
     reader = None if prefix is None else _restored(target, prompts, request, prefix)
     reader = reader or _cold(target, prompts, request)
@@ -220,6 +222,9 @@ def _restored(
                 if group is None:
                     return None
             mx.eval(state.arrays())
+            # A state of recurrent caches alone cannot tell.
+            if state.lengths[0] not in {0, hit.tokens}:
+                raise ValueError(f"{hit.tokens} tokens, but {state.lengths[0]} positions")
         except Exception:
             # An entry that cannot be read is as good as none: the prompt is read instead.
             if prompts is not None and group is not None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field, frozen
 
-from specdec.errors import OptionError
+from specdec.checkpoints import PrefixCache
+from specdec.errors import OptionError, one_line
 from specdec.verify.stats import GenerationStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import SupportsIndex
 
     import mlx.core as mx
     from attrs import Attribute
 
-    from specdec.checkpoints import PrefixCache
     from specdec.contract import RowCheckpoint
     from specdec.sampling import SamplingOptions
     from specdec.verify.prefix import PrefixBinding
@@ -78,18 +80,30 @@ def _width(_instance: object, _attribute: Attribute[int], value: int) -> None:
         raise OptionError(f"num_draft_tokens is {value!r}; give 1 or more, or 0 to run plain")
 
 
-def _places(value: Iterable[int]) -> tuple[int, ...]:
-    return tuple(value)
+def _places(value: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    hint = "give numbers of prompt tokens, 1 or more"
+    try:
+        places = tuple(value)
+    except TypeError:
+        raise OptionError(f"snapshot_at is {one_line(repr(value))}; {hint}") from None
+    numbers = []
+    for place in places:
+        try:
+            numbers.append(operator.index(place))
+        except TypeError:
+            raise OptionError(f"snapshot_at has {one_line(repr(place))}; {hint}") from None
+        if numbers[-1] < 1:
+            raise OptionError(f"snapshot_at has {numbers[-1]}; {hint}")
+    return tuple(numbers)
 
 
-def _snapshots(
-    _instance: object, _attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]
+def _prefix_cache(
+    _instance: object, _attribute: Attribute[PrefixCache | None], value: object
 ) -> None:
-    for place in value:
-        if not isinstance(place, int) or place < 1:
-            raise OptionError(
-                f"snapshot_at has {place!r}; give numbers of prompt tokens, 1 or more"
-            )
+    if value is not None and not isinstance(value, PrefixCache):
+        raise OptionError(
+            f"prefix_cache is {one_line(repr(value))}; give a specdec.PrefixCache(max_bytes)"
+        )
 
 
 @frozen(kw_only=True, eq=False)
@@ -125,8 +139,8 @@ class Request:
     end_tokens: frozenset[int] = field(default=frozenset(), converter=_id_set)
     num_draft_tokens: int = field(default=0, validator=_width)
     cache: Sequence[Any] | None = None
-    prefix_cache: PrefixCache | None = None
-    snapshot_at: tuple[int, ...] = field(default=(), converter=_places, validator=_snapshots)
+    prefix_cache: PrefixCache | None = field(default=None, validator=_prefix_cache)
+    snapshot_at: tuple[int, ...] = field(default=(), converter=_places)
     consumer: Callable[[Emission], bool | None] | None = None
     cancelled: Callable[[], bool] | None = None
     stops: Callable[[int], bool] | None = None
@@ -134,6 +148,13 @@ class Request:
     progress: Callable[[int, int], None] | None = None
 
     def __attrs_post_init__(self) -> None:
+        if self.snapshot_at and self.prefix_cache is None:
+            raise OptionError("snapshot_at was given without a prefix_cache; give one")
+        for place in self.snapshot_at:
+            if place > len(self.prompt):
+                raise OptionError(
+                    f"snapshot_at has {place}, but the prompt has {len(self.prompt)} tokens"
+                )
         if self.cache is not None and self.prefix_cache is not None:
             raise OptionError(
                 "a caller's prompt cache and a prefix_cache were given; give one or the other"

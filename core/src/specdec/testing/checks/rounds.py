@@ -18,6 +18,8 @@ from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, prompts, row_ids, row_ints
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from specdec.testing.drive import DrivenGroup
 
 
@@ -43,14 +45,19 @@ def drafts_fit_their_depth(kit: Kit) -> None:
     )
 
 
+def _some_texts(kit: Kit) -> Iterator[tuple[list[int], int]]:
+    """Beginnings of a text that repeats itself after twelve tokens, and what follows each."""
+    text = [token % kit.vocab_size for token in (0, 1, 2, 3, 1, 2, 0, 4, 2, 3, 1, 5) * 6]
+    for length in (kit.shortest, 1, 2, 4, 7, 11, 15, 20, 30, 45, 66):
+        yield text[:length], text[length]
+
+
 @check()
 def draft_answers_the_last_tokens(kit: Kit) -> None:
     """On a text that repeats itself, or on some text, the drafter drafts something."""
-    text = [0, 1, 2, 3, 1, 2, 0, 1, 2, 3, 1, 2, 0, 1, 2]
-    text = [token % kit.vocab_size for token in text]
-    for length in range(kit.shortest, len(text)):
-        with kit.open([kit.cold(text[:length])]) as rows:
-            [draft] = rows.draft((text[length],), (kit.max_depth,))
+    for read, pending in _some_texts(kit):
+        with kit.open([kit.cold(read)]) as rows:
+            [draft] = rows.draft((pending,), (kit.max_depth,))
             if draft:
                 return
     raise AssertionError("the drafter never drafts anything, whatever it has read")
@@ -59,9 +66,8 @@ def draft_answers_the_last_tokens(kit: Kit) -> None:
 @check()
 def drafts_depend_on_the_pending_token(kit: Kit) -> None:
     """After some text another pending token gives another draft: a draft follows it."""
-    text = [token % kit.vocab_size for token in (0, 1, 2, 3, 1, 2, 0, 1, 2, 3, 1, 2)]
-    for length in range(kit.shortest, len(text) + 1):
-        kept = kit.cold(text[:length])
+    for read, _ in _some_texts(kit):
+        kept = kit.cold(read)
         seen = set()
         for pending in range(kit.vocab_size):
             with kit.open([kept]) as rows:
