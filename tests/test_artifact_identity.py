@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import weakref
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from tiny_models import build_model
 
 from specdec.checkpoints import artifact_identity, identity, weights, weights_identity
 from specdec.checkpoints.fingerprint import fingerprints
 from specdec.errors import ArtifactError
+from specdec.testing.target import seeded_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -432,15 +440,280 @@ def test_nothing_is_kept_alive() -> None:
     assert len(weights._known) == known - 1
 
 
-def test_tied_and_private_arrays() -> None:
+def test_tied_modules_and_private_arrays() -> None:
     class Tied(Module):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.a = Linear(8, 8, bias=False)
             self.b = self.a
+            self._parent = self
             self._hidden = mx.zeros((3,))
 
     model = Tied()
     first = weights_identity(model)
     model._hidden = mx.ones((3,))
-    assert weights_identity(model) == first
+    assert weights_identity(model) != first
+
+
+# What is no parameter and computes all the same.
+
+
+class Float(float):
+    pass
+
+
+class Odd:
+    """A config that is no dataclass, and whose ``repr`` is an address."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.inner = {"type": "llama3", "parts": [scale]}
+
+
+@dataclass
+class Config:
+    scale: float
+    more: dict[str, Any]
+    part: Odd
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    scale: float
+
+
+class Kind(Enum):
+    A = 1
+    B = 2
+
+
+def once(x: Any) -> Any:
+    return x
+
+
+def twice(x: Any) -> Any:
+    return 2 * x
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "function": (lambda: once, lambda: twice),
+    "core function": (lambda: mx.exp, lambda: mx.log),
+    "compiled": (lambda: mx.compile(once), lambda: mx.compile(twice)),
+    "partial": (lambda: partial(once, x=1), lambda: partial(once, x=2)),
+    "class": (lambda: Odd, lambda: Config),
+    "dtype": (lambda: mx.float16, lambda: mx.float32),
+    "none": (lambda: None, lambda: 3),
+    "none in a list": (lambda: [1, None, 2], lambda: [1, 2, None]),
+    "tuple": (lambda: (1, (2, 3)), lambda: (1, (2, 4))),
+    "keys": (lambda: {"a": 1}, lambda: {"b": 1}),
+    "set": (lambda: {"a", "b"}, lambda: {"a", "c"}),
+    "enum": (lambda: Kind.A, lambda: Kind.B),
+    "numpy": (lambda: np.ones(3), lambda: np.zeros(3)),
+    "numpy type": (lambda: np.ones(3, "int32"), lambda: np.ones(3, "uint32")),
+    "numpy scalar": (lambda: np.float32(3), lambda: np.float32(4)),
+    "float": (lambda: Float(1), lambda: Float(2)),
+    "object": (lambda: Odd(1.0), lambda: Odd(2.0)),
+    "namespace": (lambda: SimpleNamespace(a=1), lambda: SimpleNamespace(a=2)),
+    "dataclass": (lambda: Config(1.0, {}, Odd(1.0)), lambda: Config(1.0, {"x": 1}, Odd(1.0))),
+    "nested": (lambda: Config(1.0, {}, Odd(1.0)), lambda: Config(1.0, {}, Odd(2.0))),
+    "slots": (lambda: Slots(1.0), lambda: Slots(2.0)),
+    "array": (lambda: mx.zeros((2,)), lambda: mx.ones((2,))),
+}
+
+
+@pytest.mark.parametrize("name", ["value", "_value"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_parameter_counts(kind: str, name: str) -> None:
+    one, other = OTHERS[kind]
+    model = Linear(8, 8, bias=False)
+    seen = []
+    for make in (one, other, one, one):
+        setattr(model, name, make())
+        seen.append(weights_identity(model))
+    assert seen[0] == seen[2] == seen[3] != seen[1]
+
+
+def test_what_changes_inside_a_config_or_a_container_is_seen() -> None:
+    model = Linear(8, 8, bias=False)
+    model.config, model.args, model.parts = Odd(1.0), Config(1.0, {"a": 1}, Odd(1.0)), [1, {"a": 2}]
+    seen = [weights_identity(model)]
+    model.config.scale = 2.0
+    seen.append(weights_identity(model))
+    model.args.part.scale = 3.0
+    seen.append(weights_identity(model))
+    model.args.more["a"] = 2
+    seen.append(weights_identity(model))
+    model.parts[1]["b"] = model.parts[1].pop("a")
+    seen.append(weights_identity(model))
+    assert len(set(seen)) == 5
+
+
+def test_what_is_met_keeps_no_model_alive() -> None:
+    model = Linear(8, 8, bias=False)
+    model.bound, model.compiled = model.__call__, mx.compile(model.__call__)
+    model.owner = SimpleNamespace(model=model)
+    weights_identity(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+_OTHERS_IN_A_PROCESS = """
+import test_artifact_identity as t
+print(t.weights_identity(t.everything()), t.weights_identity(t.build_model("llama")))
+"""
+
+
+def everything() -> Module:
+    model = build_model("llama", rope_scaling=LLAMA3)
+    for number, (_, (one, _)) in enumerate(OTHERS.items()):
+        setattr(model, f"other_{number}", one())
+    return cast("Module", model)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {
+    "rope_type": "longrope",
+    "type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+
+
+def test_another_process_says_the_same() -> None:
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    found = set()
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", _OTHERS_IN_A_PROCESS],
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.add(tuple(done.stdout.split()))
+    ((_, plain),) = found  # the names of what is in this file are other ones under pytest
+    assert plain == weights_identity(build_model("llama"))
+
+
+LATENT = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+}
+
+
+def made(architecture: str, config: dict[str, Any]) -> Any:
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+    arguments = module.ModelArgs.from_dict({"model_type": architecture, **config})
+    return seeded_weights(module.Model(arguments), 0)
+
+
+def test_rope_scaling_counts_where_no_attribute_tells_it() -> None:
+    found = []
+    for factor in (2.0, 64.0):
+        model = made("youtu_llm", {**LATENT, "rope_scaling": LLAMA3})
+        del model.config
+        for layer in model.model.layers:
+            layer.self_attn.config = None
+            layer.self_attn.rope._freqs = layer.self_attn.rope._freqs * factor
+        found.append(weights_identity(model))
+    assert len(set(found)) == 2
+
+
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    **{
+        name: partial(build_model, name)
+        for name in ("qwen3", "qwen2", "llama", "gemma", "cohere", "gemma2", "granite", "phi3")
+    },
+    "gemma3_text": partial(build_model, "gemma3_text"),
+    "lfm2": partial(build_model, "lfm2"),
+    "llama3": partial(build_model, "llama", rope_scaling=LLAMA3),
+    "linear": partial(build_model, "llama", rope_scaling={"type": "linear", "factor": 2.0}),
+    "yarn": partial(build_model, "llama", rope_scaling=YARN),
+    "longrope": partial(build_model, "llama", rope_scaling=LONG),
+    "su": partial(
+        build_model,
+        "phi3",
+        rope_scaling=LONG,
+        original_max_position_embeddings=16,
+    ),
+    "youtu_llm": partial(made, "youtu_llm", {**LATENT, "rope_scaling": LLAMA3}),
+    "deepseek_v2": partial(
+        made,
+        "deepseek_v2",
+        {
+            **LATENT,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "rope_scaling": {"type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "gpt_oss": partial(
+        made,
+        "gpt_oss",
+        {
+            "num_hidden_layers": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "head_dim": 16,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "sliding_window": 16,
+            "rope_theta": 10000,
+            "rope_scaling": YARN,
+        },
+    ),
+    "plamo3": partial(
+        made,
+        "plamo3",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 64,
+            "window_size": 16,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_forward_changes_no_identity(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ARCHITECTURES[name]()
+    model.eval()
+    first = weights_identity(model)
+    monkeypatch.setattr(weights, "fingerprints", lambda _: pytest.fail("hashed again"))
+    caches = make_prompt_cache(model)
+    for tokens in ([[1, 2, 3] * 8], [[4]]):
+        mx.eval(model(mx.array(tokens), cache=caches))
+        assert weights_identity(model) == first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from specdec.checkpoints import PrefixCache, PrefixEntry, disk, to_bytes
 from specdec.checkpoints.entry import decode, encode
 from specdec.checkpoints.index import PrefixIndex, token_bytes, tokens_of
 from specdec.checkpoints.memory import Key
+from specdec.checkpoints.seal import sealed
 from specdec.checkpoints.tensors import size_bound
 from specdec.contract import Attachment, RowCheckpoint
 from specdec.errors import CheckpointError, OptionError
@@ -40,10 +42,17 @@ PLENTY = 1 << 30
 
 
 def kv(value: float, positions: int = 3) -> list[Any]:
-    """One row of one KVCache that holds ``value`` everywhere, with capacity in reserve."""
+    """One row of one cache that holds ``value`` everywhere; it tells no place."""
+    cache = mlx_caches.ArraysCache(2)
+    cache[0] = mx.full((1, 2, positions, 4), value)
+    cache[1] = cache[0] + 0.5
+    return [cache]
+
+
+def read(count: int, value: float = 1.0) -> list[Any]:
+    """One row of one KVCache that has read so many tokens."""
     cache = mlx_caches.KVCache()
-    block = mx.full((1, 2, positions, 4), value)
-    cache.update_and_fetch(block, block + 0.5)
+    cache.update_and_fetch(mx.full((1, 2, count, 4), value), mx.full((1, 2, count, 4), value))
     return [cache]
 
 
@@ -55,7 +64,7 @@ def drafted(value: float) -> RowCheckpoint:
 
 def value_of(caches: Sequence[Any]) -> float:
     (cache,) = caches
-    keys, values = cache.keys_and_values()
+    keys, values = cache[0], cache[1]
     value = keys.reshape(-1)[0].item()
     assert mx.all(keys == value).item()
     assert mx.all(values == value + 0.5).item()
@@ -63,12 +72,12 @@ def value_of(caches: Sequence[Any]) -> float:
 
 
 def spoil(caches: Sequence[Any]) -> None:
-    """What a generation does with caches: assign into them and grow them."""
+    """What a generation does with caches: assign into them and replace parts."""
     for cache in caches:
-        cache.keys[:] = -1
-        cache.values[..., 0, :] = -2
-        cache.update_and_fetch(mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4)))
-        mx.eval(cache.state[:2])
+        cache[0][:] = -1
+        cache[1][..., 0, :] = -2
+        mx.eval(cache.state)
+        cache[0] = mx.zeros((1, 2, 1, 4))
 
 
 def taken(cache: PrefixCache, namespace: str, prompt: Sequence[int], longest: int = 99) -> Any:
@@ -87,6 +96,12 @@ def files_of(directory: Path) -> list[Path]:
 def alike(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences begin with in common."""
     return max(n for n in range(min(len(a), len(b)) + 1) if list(a[:n]) == list(b[:n]))
+
+
+def sealed_parts(entry: PrefixEntry, namespace: str) -> tuple[Any, dict[str, str]]:
+    """What is written of an entry."""
+    arrays, header = encode(entry, namespace)
+    return arrays, sealed(arrays, header)
 
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
@@ -175,7 +190,7 @@ class Against(RuleBasedStateMachine):
         checkpoint = drafted(self.count) if both else None
         entry = PrefixEntry(tokens, caches, checkpoint)
         size, known = entry.nbytes, key in self.memory
-        bound = size_bound(*encode(entry, namespace))
+        bound = size_bound(*sealed_parts(entry, namespace))
         assert self.cache.put(namespace, tokens, caches, checkpoint) == (known or size <= self.most)
         self.cache.flush()
         if not known and size > self.most:
@@ -345,7 +360,7 @@ KINDS: dict[str, Any] = {
     "list": lambda: mlx_caches.CacheList(
         filled(mlx_caches.KVCache(), 2),
         recurrent(),
-        mlx_caches.CacheList(filled(mlx_caches.RotatingKVCache(8), 3)),
+        mlx_caches.CacheList(filled(mlx_caches.RotatingKVCache(8), 2)),
     ),
 }
 
@@ -362,11 +377,12 @@ def test_every_cache_class_goes_on_as_if_never_stored(
 ) -> None:
     original = KINDS[kind]()
     with PrefixCache(PLENTY, tmp_path) as cache:
-        assert cache.put("ns", [1, 2], [KINDS[kind]()], None)
+        tokens = [1] * (getattr(original, "offset", 2) or 2)
+        assert cache.put("ns", tokens, [KINDS[kind]()], None)
         if source == "disk":
             cache.flush()
             cache._memory.clear()
-        hit = cache.take("ns", [1, 2, 3], longest=2)
+        hit = cache.take("ns", [*tokens, 3], longest=len(tokens))
         assert hit is not None
         assert hit.source == source
         (restored,) = hit.caches
@@ -546,6 +562,11 @@ def test_a_closed_cache_keeps_and_finds_nothing(tmp_path: Path) -> None:
         ((10, "x"), {"max_disk_bytes": 0}),
         ((10,), {"max_disk_bytes": 10}),
         ((10, __file__), {}),
+        ((10, ""), {}),
+        ((10, "~nosuchuser/x"), {}),
+        ((10, "a" * 300), {}),
+        ((10, "nul\0"), {}),
+        ((10, b"bytes"), {}),
     ],
 )
 def test_senseless_options_are_refused(arguments: Any, options: Any) -> None:
@@ -556,18 +577,23 @@ def test_senseless_options_are_refused(arguments: Any, options: Any) -> None:
 
 def test_senseless_keys_are_refused() -> None:
     with PrefixCache(PLENTY) as cache:
-        for namespace in ("", 3, None, "\ud800"):
+        for namespace in ("", 3, None, "\ud800", "n" * 65537):
             with pytest.raises(OptionError):
                 cache.put(namespace, [1], kv(1.0), None)  # type: ignore[arg-type]
             with pytest.raises(OptionError):
                 cache.take(namespace, [1], longest=1)  # type: ignore[arg-type]
-        for tokens in (["a"], [1.5], [2**70], 3, None):
+        for tokens in (["a"], [1.5], [2**70], 3, None, b"12345678", "ab", {1: 2}, {1}, [None]):
             with pytest.raises(OptionError):
                 cache.put("ns", tokens, kv(1.0), None)  # type: ignore[arg-type]
             with pytest.raises(OptionError):
                 cache.branch("ns", tokens)  # type: ignore[arg-type]
         with pytest.raises(OptionError):
             cache.take("ns", [1], longest="all")  # type: ignore[arg-type]
+        for row in ((None, None), (3, None), (kv(1.0), "x")):
+            with pytest.raises(OptionError):
+                cache.put("ns", [1], *row)
+        assert cache.put("ns", (token for token in [1, 2]), kv(1.0))  # type: ignore[arg-type]
+        assert taken(cache, "ns", [1, 2]) == (2, 1.0, "memory")
 
 
 def test_threads_at_once(tmp_path: Path) -> None:
@@ -599,7 +625,7 @@ def test_threads_at_once(tmp_path: Path) -> None:
 # The folder.
 
 
-ROOM = size_bound(*encode(PrefixEntry([1, 2, 3], kv(1.0)), "ns"))
+ROOM = size_bound(*sealed_parts(PrefixEntry([1, 2, 3], kv(1.0)), "ns"))
 """What the writing of one entry of three tokens asks for; its file is a little smaller."""
 
 
@@ -744,7 +770,7 @@ def test_a_file_that_became_another_entry_is_a_miss(one_file: Path, tmp_path: Pa
 def test_other_formats_and_names_are_ignored_and_stay(one_file: Path, tmp_path: Path) -> None:
     arrays, header = encode(PrefixEntry([1, 2, 3], kv(9.0)), "ns")
     newer = one_file.with_suffix(".new.safetensors")
-    mx.save_safetensors(str(newer), arrays, header | {"format": "specdec-prefix-entry-2"})
+    mx.save_safetensors(str(newer), arrays, header | {"format": "specdec-prefix-entry-3"})
     newer.replace(one_file)
     renamed = one_file.with_name("4-" + "0" * 32 + ".safetensors")
     mx.save_safetensors(str(renamed), *encode(PrefixEntry([1, 2, 3, 4], kv(9.0)), "ns"))
@@ -816,19 +842,19 @@ def test_a_full_disk_costs_the_file_alone(tmp_path: Path) -> None:
             return [cache]
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
         with PrefixCache(1 << 30, {str(tmp_path)!r}) as cache:
-            assert cache.put("ns", [1], row(500), None)
-            assert cache.put("ns", [2], row(5), None)
+            assert cache.put("ns", [1] * 500, row(500), None)
+            assert cache.put("ns", [2] * 5, row(5), None)
             cache.flush()
             stats = cache.stats
             print(stats.disk_errors, stats.written, len(stats.last_error.splitlines()))
-            print(cache.take("ns", [1], longest=1).source)
+            print(cache.take("ns", [1] * 500, longest=500).source)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["1", "1", "1", "memory"], done.stderr
     (path,) = files_of(tmp_path)
-    assert path.name.startswith("1-")
+    assert path.name.startswith("5-")
 
 
 def test_a_file_that_comes_out_incomplete_is_not_kept(
@@ -873,13 +899,13 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     program = f"""
         import sys
         import mlx.core as mx
-        from mlx_lm.models.cache import KVCache
+        from mlx_lm.models.cache import ArraysCache
         from specdec.checkpoints import PrefixCache
         me = int(sys.argv[1])
         with PrefixCache(1 << 30, {str(tmp_path)!r}, max_disk_bytes=20_000) as cache:
             for n in range(40):
-                row = KVCache()
-                row.update_and_fetch(mx.full((1, 2, 3, 4), n), mx.full((1, 2, 3, 4), n + 0.5))
+                row = ArraysCache(2)
+                row[0], row[1] = mx.full((1, 2, 3, 4), n), mx.full((1, 2, 3, 4), n + 0.5)
                 assert cache.put("ns", [n, me if n % 2 else 0], [row], None)
                 cache.flush()
                 assert cache.disk_bytes <= 20_000, cache.disk_bytes
@@ -937,3 +963,177 @@ def test_nothing_is_read_or_written_under_the_lock(
         cache._lock = fresh._lock
         assert taken(fresh, "ns", [1]) == (1, 1.0, "disk")
     assert free == [True] * 4
+
+
+def test_a_folder_that_may_not_be_entered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(self: Path, **_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(OptionError, match="Permission denied"):
+        PrefixCache(10, "/closed/x")
+
+
+# What a file says must be what was stored.
+
+
+@pytest.mark.parametrize("name", ["cache.0", "cache.1", "tokens", "checkpoint.hidden"])
+def test_one_flipped_bit_is_a_miss_and_counted(name: str, one_file: Path, tmp_path: Path) -> None:
+    content = bytearray(one_file.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    content[start + json.loads(content[8:start])[name]["data_offsets"][1] - 3] ^= 1
+    one_file.write_bytes(content)
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        assert taken(cache, "ns", [1, 2, 3]) is None
+        assert cache.stats.disk_errors == 1
+
+
+def test_a_header_that_changed_is_damage(one_file: Path, tmp_path: Path) -> None:
+    arrays, header = encode(PrefixEntry([1, 2, 3], read(3)), "ns")
+    whole = sealed(arrays, header)
+    for wrong in (header, whole | {"caches": whole["caches"].replace("3", "2")}):
+        mx.save_safetensors(str(one_file), arrays, wrong)
+        with PrefixCache(PLENTY, tmp_path) as cache:
+            assert taken(cache, "ns", [1, 2, 3]) is None
+            assert "damaged" in cache.stats.last_error
+    assert whole["caches"].replace("3", "2") != whole["caches"]
+
+
+def test_caches_at_another_place_are_refused(one_file: Path, tmp_path: Path) -> None:
+    rows = [read(2), [mlx_caches.CacheList(*kv(1.0), *read(4))]]
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        for row in rows:
+            assert not cache.put("ns", [5, 6, 7], row)
+            assert "tokens, not 3" in cache.stats.last_error
+        assert cache.put("ns", [5, 6, 7], [*read(3), mlx_caches.KVCache()])
+    arrays, header = encode(PrefixEntry([1, 2, 3], read(2)), "ns")
+    mx.save_safetensors(str(one_file), arrays, sealed(arrays, header))
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        assert cache.take("ns", [1, 2, 3], longest=3) is None
+        assert "has read 2 tokens, not 3" in cache.stats.last_error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cut"), OSError("gone")])
+def test_a_file_that_fails_after_its_check_is_a_miss(
+    error: Exception, one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec.checkpoints import disk_index
+
+    def failing(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(disk_index, "key_of", failing)
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        assert cache.take("ns", [1, 2, 3], longest=3) is None
+        assert cache.branch("ns", [1, 2, 3]) == 0
+        assert cache.stats.disk_errors == 1
+
+
+def test_one_wait_for_the_lock_is_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.5)
+    (tmp_path / "v1").mkdir()
+    cache = PrefixCache(PLENTY, tmp_path)
+    with FileLock(tmp_path / "v1" / "lock"):
+        begun = time.monotonic()
+        for key in range(8):
+            cache.put("ns", [key], kv(1.0), None)
+        cache.flush()
+        cache.close()
+        assert time.monotonic() - begun < 1.5
+    assert (cache.stats.disk_errors, cache.stats.skipped, cache.stats.written) == (1, 7, 0)
+    assert "lock" in cache.stats.last_error
+
+
+def test_a_folder_named_like_an_entry_is_left_alone(tmp_path: Path) -> None:
+    with PrefixCache(PLENTY, tmp_path, max_disk_bytes=3 * ROOM) as cache:
+        cache.put("ns", [1], kv(1.0), None)
+        cache.flush()
+        (path,) = files_of(tmp_path)
+        folders = [
+            path.with_name("9-" + "0" * 32 + ".safetensors"),
+            path.with_name("." + "0" * 16 + ".tmp.safetensors"),
+            cache._disk.index.path(Key("ns", token_bytes([7]))),  # type: ignore[union-attr]
+        ]
+        for folder in folders:
+            folder.mkdir()
+        size = cache.disk_bytes
+        assert size == path.stat().st_size
+        for key in range(2, 9):
+            cache.put("ns", [key], kv(1.0), None)
+        cache.flush()
+        assert cache.stats.written == 7
+        assert (cache.stats.skipped, cache.stats.disk_errors) == (1, 0)
+        cache.clear()
+        assert all(folder.is_dir() for folder in folders)
+
+
+def test_nothing_is_kept_of_what_is_gone(tmp_path: Path) -> None:
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        for number in range(20):
+            cache.take(f"ns {number}", [1, 2, 3], longest=3)
+        assert cache._disk is not None
+        assert not cache._disk.index._folders
+        cache.put("ns", [1], kv(1.0), None)
+        cache.flush()
+        assert cache.disk_bytes
+        assert len(cache._disk._formats) == len(cache._disk.index._folders) == 1
+        shutil.rmtree(tmp_path / "v1")
+        assert cache.disk_bytes == cache.branch("ns", [9]) == 0
+        assert not cache._disk._formats
+        assert not cache._disk.index._folders
+
+
+# What overlaps.
+
+
+def test_a_put_that_overlaps_close_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache(PLENTY)
+    encoded = cache._encoded
+
+    def slow(*arguments: Any) -> Any:
+        found = encoded(*arguments)
+        cache.close()
+        return found
+
+    monkeypatch.setattr(cache, "_encoded", slow)
+    assert not cache.put("ns", [1], kv(1.0), None)
+    assert len(cache) == cache.nbytes == 0
+
+
+def test_what_was_cleared_does_not_come_back(one_file: Path, tmp_path: Path) -> None:
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        hit = cache.take("ns", [1, 2, 3], longest=3)
+        assert hit is not None
+        cache.clear()
+        hit.release()
+        assert len(cache) == 0
+        assert one_file.exists()  # it was in use
+
+
+def test_an_interrupt_ends_the_lease(
+    one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec.checkpoints import prefix
+
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with PrefixCache(PLENTY, tmp_path) as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(prefix, "_state", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cache.take("ns", [1, 2, 3], longest=3)
+        assert cache._disk is not None
+        assert not cache._disk._leases
+
+
+def test_the_last_error_says_why_nothing_is_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "v1").write_text("in the way")
+    small = PrefixCache(PLENTY, tmp_path / "small", max_disk_bytes=100)
+    tight, blocked = PrefixCache(100, tmp_path / "tight"), PrefixCache(PLENTY, tmp_path)
+    for cache, word in ((small, "max_disk_bytes"), (tight, "max_bytes"), (blocked, "directory")):
+        cache.put("ns", [1], kv(1.0), None)
+        cache.close()
+        assert word in cache.stats.last_error
+        assert len(cache.stats.last_error.splitlines()) == 1
+        assert cache.stats.written == 0

@@ -26,14 +26,14 @@ LIMIT = 1 << 30
 WRITER = """
     import sys
     import mlx.core as mx
-    from mlx_lm.models.cache import KVCache
+    from mlx_lm.models.cache import ArraysCache
     from specdec.checkpoints import PrefixCache
     folder, first = sys.argv[1], int(sys.argv[2])
     with PrefixCache(1 << 30, folder) as cache:
         for n in range(first, first + 100_000):
-            row = KVCache()
+            row = ArraysCache(2)
             block = mx.full((1, 2, 300 + n % 7 * 100, 64), n)
-            row.update_and_fetch(block, block + 0.5)
+            row[0], row[1] = block, block + 0.5
             cache.put("ns", [n, n + 1], [row], None)
             cache.flush()
             print(n, cache.stats.written, flush=True)
@@ -70,7 +70,7 @@ def test_a_killed_writer_loses_only_what_it_was_writing(tmp_path: Path) -> None:
                 if hit is None:
                     lost += 1
                     continue
-                keys, values = hit.caches[0].keys_and_values()
+                keys, values = hit.caches[0][0], hit.caches[0][1]
                 shape = (1, 2, 300 + number % 7 * 100, 64)
                 same = keys.shape == shape and mx.all(keys == number).item()
                 different += not (same and mx.all(values == number + 0.5).item())

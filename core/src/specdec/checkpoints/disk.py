@@ -11,6 +11,8 @@ import os
 import re
 import secrets
 import time
+from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -20,6 +22,7 @@ from filelock import FileLock
 from specdec.checkpoints.disk_index import ENTRY_NAME, FOLDER_NAME, DiskIndex
 from specdec.checkpoints.entry import ENTRY_FORMAT, key_of
 from specdec.checkpoints.memory import Stored
+from specdec.checkpoints.seal import check_seal, sealed
 from specdec.checkpoints.tensors import (
     FOREIGN,
     SUFFIX,
@@ -34,7 +37,6 @@ from specdec.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from threading import RLock
 
     from specdec.checkpoints.memory import Key
@@ -90,8 +92,12 @@ class DiskStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all entries, of every namespace and process."""
-        return sum(file.size for file in self._files())
+        """Bytes of all entries, of every namespace and process; 0 where they cannot be seen."""
+        try:
+            return sum(file.size for file in self._files())
+        except OSError as error:
+            self._note(error)
+            return 0
 
     # Reading.
 
@@ -107,10 +113,13 @@ class DiskStore:
         try:
             # Here and now: a lazy array could be evaluated in this thread alone.
             mx.eval(list(arrays.values()))
+            if key_of(arrays, header, where) != key:
+                raise refusal(where, "it is another entry", "it is left out")
+            check_seal(arrays, header, where)
+        except CheckpointError:
+            raise
         except FOREIGN as error:
             raise refusal(where, error, "it is left out") from error
-        if key_of(arrays, header, where) != key:
-            raise refusal(where, "it is another entry", "it is left out")
         return Stored(arrays, header)
 
     def touch(self, key: Key) -> None:
@@ -132,54 +141,59 @@ class DiskStore:
         """End one lease."""
         with self._lock:
             path = self.index.path(key)
-            self._leases[path] -= 1
-            if not self._leases[path]:
-                del self._leases[path]
+            left = self._leases.pop(path, 0) - 1
+            if left > 0:
+                self._leases[path] = left
 
     # Writing.
 
-    def write(self, key: Key, stored: Stored) -> tuple[bool, int]:
+    def write(self, key: Key, stored: Stored) -> tuple[bool, int, str]:
         """Write an entry, unless it is there.
 
         Returns:
-            Whether it was written, and how many others had to go. It is not where it is there
-            already, has no room, or would replace a file of another version.
+            Whether it was written, how many others had to go, and why it was not written, if there
+            is anything to say: it has no room, or something else is in its place. An entry that is
+            there already is nothing to speak of.
 
         Raises:
             CheckpointError: the file came out incomplete; it was removed.
             OSError: the file system refused, or the lock was not to be had.
         """
-        path, bound = self.index.path(key), size_bound(stored.arrays, stored.header)
+        path, header = self.index.path(key), sealed(stored.arrays, stored.header)
+        bound = size_bound(stored.arrays, header)
         if bound > self._max_bytes:
-            return False, 0
+            what = f"a file of {bound} bytes is above max_disk_bytes {self._max_bytes}"
+            return False, 0, f"{what}; raise it to keep the entry on the disk"
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._root / "lock", timeout=LOCK_SECONDS):
             self._sweep()
             self.index.refresh(key.namespace)
             if key in self.index:
                 self.touch(key)
-                return False, 0
+                return False, 0, ""
             if path.exists() and not self._is_ours(path):
-                return False, 0
+                return False, 0, f"'{path}' is none of ours; move it to keep the entry on the disk"
             evicted = self._make_room(bound)
             if evicted is None:
-                return False, 0
-            self._put_file(path, stored, bound)
+                return False, 0, f"no room for {bound} bytes beside what is in use; it was left out"
+            self._put_file(path, Stored(stored.arrays, header), bound)
         self.index.learn(key)
-        return True, evicted
+        return True, evicted, ""
 
-    def clear(self) -> None:
-        """Delete every entry that is not leased.
+    def clear(self, seconds: float) -> None:
+        """Delete every entry that is not leased; a failure is noted.
 
-        Raises:
-            OSError: the file system refused, or the lock was not to be had.
+        Args:
+            seconds: how long to wait for other writers at the most.
         """
-        if not self._root.is_dir():
-            return
-        with FileLock(self._root / "lock", timeout=LOCK_SECONDS):
-            self._sweep()
-            for file in self._files():
-                self._evict(file.path)
+        try:
+            if self._root.is_dir():
+                with FileLock(self._root / "lock", timeout=seconds):
+                    self._sweep()
+                    for file in self._files():
+                        self._evict(file.path)
+        except (OSError, RuntimeError) as error:
+            self._note(error)
 
     def _put_file(self, path: Path, stored: Stored, bound: int) -> None:
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp{SUFFIX}")
@@ -219,11 +233,14 @@ class DiskStore:
 
     def _sweep(self) -> None:
         """Remove what killed writers left. Whoever holds the lock is the only writer."""
-        for path in self._scan(_TEMPORARY):
+        for path in filter(Path.is_file, self._scan(_TEMPORARY)):
             path.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[_File]:
-        for path in self._scan(ENTRY_NAME):
+        paths = self._scan(ENTRY_NAME)
+        for gone in set(self._formats).difference(paths):
+            self._formats.pop(gone, None)
+        for path in paths:
             try:
                 status = path.stat()
             except FileNotFoundError:
@@ -244,6 +261,8 @@ class DiskStore:
         """Whether a file is an entry of this version; a damaged one is, so that it can go."""
         try:
             status = path.stat()
+            if not S_ISREG(status.st_mode):
+                return False
             known = self._formats.get(path)
             if known is not None and known[:2] == (status.st_ino, status.st_size):
                 return known[2]

@@ -12,8 +12,7 @@ from attrs import define, field
 from specdec.checkpoints.entry import key_of
 from specdec.checkpoints.index import WIDTH, PrefixIndex
 from specdec.checkpoints.memory import Key
-from specdec.checkpoints.tensors import SUFFIX, file_of
-from specdec.errors import CheckpointError
+from specdec.checkpoints.tensors import FOREIGN, SUFFIX, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,23 +64,26 @@ class DiskIndex:
 
     def refresh(self, namespace: str) -> None:
         """See what was written or removed since the last time, by whichever process."""
-        place, folder = self._place(namespace), self._known(namespace)
+        place = self._place(namespace)
         names: set[str] = set()
         try:
             with os.scandir(place) as found:
-                names = {item.name for item in found if ENTRY_NAME.fullmatch(item.name)}
+                names = {item.name for item in found if _is_entry(item)}
         except FileNotFoundError:
             pass
         except OSError as error:
             self._note(error)
         with self._lock:
+            folder = self._known(namespace)
             for name in folder.tokens.keys() - names:
                 folder.index.discard(folder.tokens.pop(name))
             for name in folder.unusable.keys() - names:
                 del folder.unusable[name]
-            new = names - folder.tokens.keys()
-        for name in new:
-            self._read(namespace, folder, place / name)
+            new = {name: folder.unusable.get(name) for name in names - folder.tokens.keys()}
+            self._tidy(namespace)
+        for name, unusable in new.items():
+            if unusable is None or unusable != _signature(place / name):
+                self._read(namespace, place / name)
 
     def longest_prefix(self, namespace: str, prompt: bytes) -> Key | None:
         """The longest entry that the prompt begins with, as of the last refresh."""
@@ -101,50 +103,61 @@ class DiskIndex:
     def learn(self, key: Key) -> None:
         """A file of this entry is there and whole."""
         with self._lock:
-            folder, name = self._known(key.namespace), self.path(key).name
+            name = self.path(key).name
+            folder = self._folders.setdefault(key.namespace, _Folder())
             folder.unusable.pop(name, None)
             folder.tokens[name] = key.tokens
             folder.index.add(key.tokens)
 
     def forget(self, key: Key) -> bool:
         """Leave a file out that could not be used, until it changes; whether it is still there."""
-        path, folder = self.path(key), self._known(key.namespace)
+        path = self.path(key)
         with self._lock:
+            folder = self._known(key.namespace)
             if folder.tokens.pop(path.name, None) is not None:
                 folder.index.discard(key.tokens)
-        return self._shun(folder, path)
+        return self._shun(key.namespace, path)
 
-    def _read(self, namespace: str, folder: _Folder, path: Path) -> None:
-        if path.name in folder.unusable and folder.unusable[path.name] == _signature(path):
-            return
+    def _read(self, namespace: str, path: Path) -> None:
         try:
             arrays, header = file_of(path, f"'{path}'")
             key = Key(*key_of(arrays, header, f"'{path}'"))
-        except CheckpointError as error:
-            if self._shun(folder, path):
+        except FOREIGN as error:  # MLX reads only now: a file may have been cut since its check
+            if self._shun(namespace, path):
                 self._note(error)
             return
         # Both hashes may collide, or a file may have been renamed: what it says itself counts.
         if key.namespace == namespace and self.path(key) == path:
             self.learn(key)
-        else:
-            self._shun(folder, path)
+        elif self._shun(namespace, path):
+            self._note(f"'{path}' is another entry than its name says; it is left out")
 
-    def _shun(self, folder: _Folder, path: Path) -> bool:
+    def _shun(self, namespace: str, path: Path) -> bool:
         signature = _signature(path)
         with self._lock:
+            folder = self._folders.setdefault(namespace, _Folder())
             if signature is None:
                 folder.unusable.pop(path.name, None)
             else:
                 folder.unusable[path.name] = signature
+            self._tidy(namespace)
         return signature is not None
 
     def _known(self, namespace: str) -> _Folder:
-        with self._lock:
-            return self._folders.setdefault(namespace, _Folder())
+        """What is known, or an empty folder that is not kept. The caller locks."""
+        return self._folders.get(namespace) or _Folder()
+
+    def _tidy(self, namespace: str) -> None:
+        folder = self._known(namespace)
+        if not folder.tokens and not folder.unusable:
+            self._folders.pop(namespace, None)
 
     def _place(self, namespace: str) -> Path:
         return self._root / blake2b(namespace.encode(), digest_size=16).hexdigest()
+
+
+def _is_entry(item: os.DirEntry[str]) -> bool:
+    return ENTRY_NAME.fullmatch(item.name) is not None and item.is_file()
 
 
 def _signature(path: Path) -> _Signature | None:

@@ -24,9 +24,16 @@ if TYPE_CHECKING:
 
     from specdec.contract import RowCheckpoint
 
-__all__ = ["ENTRY_FORMAT", "PrefixEntry", "decode", "decode_state", "encode", "key_of"]
+__all__ = [
+    "ENTRY_FORMAT",
+    "PrefixEntry",
+    "decode",
+    "decode_state",
+    "encode",
+    "key_of",
+]
 
-ENTRY_FORMAT = "specdec-prefix-entry-1"
+ENTRY_FORMAT = "specdec-prefix-entry-2"
 
 _TOKENS = "tokens"
 _CACHE = "cache."

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import RLock
 
+    from specdec.checkpoints.disk import DiskStore
+    from specdec.checkpoints.memory import Key
     from specdec.contract import RowCheckpoint
 
-__all__ = ["PrefixHit"]
+__all__ = ["Leases", "PrefixHit"]
+
+
+class Leases:
+    """Which files are in use. Without a disk there is nothing to lease.
+
+    Attributes:
+        dropped: keys whose hits were dropped unreleased.
+    """
+
+    def __init__(self, disk: DiskStore | None, lock: RLock) -> None:
+        self._disk = disk
+        self._lock = lock
+        self.dropped: deque[Key] = deque()
+
+    def begin(self, key: Key) -> None:
+        """Keep an entry's file; counted."""
+        if self._disk is not None:
+            self._disk.lease(key)
+
+    def end(self, key: Key) -> None:
+        """End one lease."""
+        if self._disk is not None:
+            self._disk.release(key)
+
+    def end_dropped(self) -> None:
+        """End the leases of the hits that the collector found."""
+        with self._lock:
+            while self.dropped:
+                self.end(self.dropped.popleft())
 
 
 class PrefixHit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
 from specdec.errors import OptionError, one_line
@@ -28,8 +29,11 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
         OptionError: something that is no sequence of token ids.
     """
     try:
+        # Bytes would be taken for the memory of ids; mappings and sets have no order.
+        if isinstance(tokens, bytes | bytearray | memoryview | str | Mapping | Set):
+            raise TypeError(f"of the type {type(tokens).__name__}")
         return array("q", tokens).tobytes()
-    except (TypeError, OverflowError) as error:
+    except Exception as error:  # an odd sequence may raise anything
         raise OptionError(f"the tokens are no token ids ({one_line(error)}); give ints") from error
 
 

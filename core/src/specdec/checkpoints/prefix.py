@@ -8,18 +8,20 @@ Marconi (Pan et al. 2024, arXiv 2411.19379).
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import mlx.core as mx
 
-from specdec.checkpoints.arguments import check_limit, count_of, folder_of, namespace_of
+from specdec.checkpoints import arguments, disk
 from specdec.checkpoints.disk import DiskStore
 from specdec.checkpoints.entry import PrefixEntry, decode_state, encode
-from specdec.checkpoints.hit import PrefixHit
-from specdec.checkpoints.index import WIDTH, token_bytes
+from specdec.checkpoints.hit import Leases, PrefixHit
+from specdec.checkpoints.index import WIDTH, token_bytes, tokens_of
 from specdec.checkpoints.memory import Key, MemoryStore, Stored
+from specdec.checkpoints.seal import check_offsets
 from specdec.checkpoints.tally import PrefixCacheStats, Tally
 from specdec.checkpoints.writer import Writer
 from specdec.errors import CheckpointError, OptionError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from specdec.contract import RowCheckpoint
 
     _State = tuple[list[Any], RowCheckpoint | None]
+    _Found = tuple[Stored, _State]
 
 __all__ = ["PrefixCache"]
 
@@ -44,7 +47,7 @@ class PrefixCache:
         max_disk_bytes: limit of the files; ``max_bytes`` if not given.
 
     Raises:
-        OptionError: a limit that is no positive number, or a directory that is a file.
+        OptionError: a limit that is no positive number, or a directory that cannot be one.
     """
 
     def __init__(
@@ -54,9 +57,9 @@ class PrefixCache:
         *,
         max_disk_bytes: int | None = None,
     ) -> None:
-        check_limit("max_bytes", max_bytes)
+        arguments.check_limit("max_bytes", max_bytes)
         if max_disk_bytes is not None:
-            check_limit("max_disk_bytes", max_disk_bytes)
+            arguments.check_limit("max_disk_bytes", max_disk_bytes)
             if directory is None:
                 raise OptionError("max_disk_bytes is given without a directory; give both")
         self._max_bytes = max_bytes
@@ -67,10 +70,12 @@ class PrefixCache:
         self._writer: Writer | None = None
         if directory is not None:
             limit = max_bytes if max_disk_bytes is None else max_disk_bytes
-            self._disk = DiskStore(folder_of(directory), limit, self._lock, self._tally.disk_error)
+            folder, note = arguments.folder_of(directory), self._tally.disk_error
+            self._disk = DiskStore(folder, limit, self._lock, note)
             self._writer = Writer(self._disk, max_bytes, self._lock, self._tally)
         self._closed = False
-        self._dropped: deque[Key] = deque()
+        self._clears = 0
+        self._leases = Leases(self._disk, self._lock)
 
     def __len__(self) -> int:
         with self._lock:
@@ -85,11 +90,7 @@ class PrefixCache:
     @property
     def disk_bytes(self) -> int:
         """Bytes of the files, whoever wrote them; 0 without a directory."""
-        try:
-            return 0 if self._disk is None else self._disk.nbytes
-        except OSError as error:
-            self._tally.disk_error(error)
-            return 0
+        return 0 if self._disk is None else self._disk.nbytes
 
     @property
     def stats(self) -> PrefixCacheStats:
@@ -111,7 +112,7 @@ class PrefixCache:
         Raises:
             OptionError: a prompt that is no sequence of token ids.
         """
-        ids = token_bytes(prompt)[: WIDTH * count_of(longest)]
+        ids = token_bytes(prompt)[: WIDTH * arguments.count_of(longest)]
         self._look_at(namespace)
         while True:
             with self._lock:
@@ -119,12 +120,16 @@ class PrefixCache:
                 if key is None or self._closed:
                     self._tally.count(misses=1)
                     return None
-                if self._disk is not None:
-                    self._disk.lease(key)
-                stored = self._memory.get(key) if source == "memory" else None
-            found = self._load(key) if stored is None else (stored, _state(stored))
-            if found is not None:
-                return self._hit(key, *found, source)
+                self._leases.begin(key)
+                stored, clears = self._memory.get(key) if source == "memory" else None, self._clears
+            try:
+                found = self._load(key) if stored is None else (stored, _state(stored))
+                if found is not None:
+                    return self._hit(key, found, source, clears)
+            except BaseException:  # an interrupt, too, ends the lease
+                self._leases.end(key)
+                raise
+            self._leases.end(key)
 
     def branch(self, namespace: str, prompt: Sequence[int]) -> int:
         """Tokens that the prompt shares with the stored entry that begins most like it.
@@ -165,19 +170,23 @@ class PrefixCache:
             cache of a class that cannot be stored; the statistics say why.
 
         Raises:
-            OptionError: a namespace or tokens that cannot be a key.
+            OptionError: a namespace or tokens that cannot be a key, or what is no row of caches.
         """
-        key = Key(namespace_of(namespace), token_bytes(tokens))
+        arguments.check_row(caches, checkpoint)
+        key = Key(arguments.namespace_of(namespace), token_bytes(tokens))
         if self._closed or not key.tokens:
             return False
         if self._is_known(key):
             return True
-        stored = self._encoded(PrefixEntry(tokens, caches, checkpoint), namespace)
+        stored = self._encoded(PrefixEntry(tokens_of(key.tokens), caches, checkpoint), namespace)
         if stored is None:
             return False
-        self._remember(key, stored)
-        if self._writer is not None:
-            self._writer.add(key, stored)
+        with self._lock:  # so that nobody closes in between
+            if self._closed:
+                return False
+            self._remember(key, stored)
+            if self._writer is not None:
+                self._writer.add(key, stored)
         return True
 
     def flush(self) -> None:
@@ -187,15 +196,14 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop every entry, in memory and on the disk; files that are leased stay."""
+        deadline = time.monotonic() + disk.LOCK_SECONDS
         self.flush()
         with self._lock:
+            self._clears += 1
             self._memory.clear()
         if self._disk is not None:
-            self._drop_leases()
-            try:
-                self._disk.clear()
-            except (OSError, RuntimeError) as error:
-                self._tally.disk_error(error)
+            self._leases.end_dropped()
+            self._disk.clear(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Write what waits, then find and keep nothing more; may be called again."""
@@ -215,8 +223,8 @@ class PrefixCache:
     # Taking.
 
     def _look_at(self, namespace: str) -> None:
-        namespace_of(namespace)
-        self._drop_leases()
+        arguments.namespace_of(namespace)
+        self._leases.end_dropped()
         if self._disk is not None:
             self._disk.index.refresh(namespace)
 
@@ -227,40 +235,33 @@ class PrefixCache:
             return far, "disk"
         return near, "memory"
 
-    def _load(self, key: Key) -> tuple[Stored, _State] | None:
+    def _load(self, key: Key) -> _Found | None:
         assert self._disk is not None
         try:
             stored = self._disk.load(key)
-            return stored, _state(stored)
+            state = _state(stored)
+            check_offsets(state[0], len(key.tokens) // WIDTH, f"'{self._disk.index.path(key)}'")
+            return stored, state
         except CheckpointError as error:
-            self._disk.release(key)
             if self._disk.index.forget(key):  # else another process has evicted it
                 self._tally.disk_error(error)
             return None
 
     def _hit(
-        self, key: Key, stored: Stored, state: _State, source: Literal["memory", "disk"]
+        self, key: Key, found: _Found, source: Literal["memory", "disk"], clears: int
     ) -> PrefixHit:
         if self._disk is not None:
             self._disk.touch(key)
         self._tally.count(hits=1, disk_hits=int(source == "disk"))
 
         def release() -> None:
-            self._unlease(key)
-            if source == "disk" and not self._closed:
-                self._remember(key, stored)
+            self._leases.end(key)
+            with self._lock:
+                if source == "disk" and not self._closed and clears == self._clears:
+                    self._remember(key, found[0])
 
-        count, dropped = len(key.tokens) // WIDTH, self._dropped
-        return PrefixHit(count, state, source, release, lambda: dropped.append(key))
-
-    def _unlease(self, key: Key) -> None:
-        if self._disk is not None:
-            self._disk.release(key)
-
-    def _drop_leases(self) -> None:
-        with self._lock:
-            while self._dropped:
-                self._unlease(self._dropped.popleft())
+        dropped = partial(self._leases.dropped.append, key)
+        return PrefixHit(len(key.tokens) // WIDTH, found[1], source, release, dropped)
 
     # Keeping.
 
@@ -276,6 +277,7 @@ class PrefixCache:
 
     def _encoded(self, entry: PrefixEntry, namespace: str) -> Stored | None:
         try:
+            check_offsets(entry.caches, len(entry.tokens), "the row")
             stored = Stored(*encode(entry, namespace))
             if stored.nbytes > self._max_bytes:
                 what = f"an entry of {stored.nbytes} bytes is above max_bytes {self._max_bytes}"

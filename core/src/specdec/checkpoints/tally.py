@@ -29,7 +29,8 @@ class PrefixCacheStats:
         skipped: entries in memory that were not written: queue or folder full, or there already.
         disk_evicted: files deleted for others.
         disk_errors: failures of the folder, each survived.
-        last_error: the last of them, or of the refusals, as one line; empty without one.
+        last_error: the last of them, of the refusals, or of the reasons to skip, as one line; empty
+            without one. After ``close`` it says why nothing was kept on the disk.
     """
 
     hits: int = 0
@@ -67,6 +68,10 @@ class Tally:
     def refuse(self, error: object) -> None:
         """An entry was refused."""
         self._note(error, "refused")
+
+    def skip(self, reason: object) -> None:
+        """An entry was not written, without a failure."""
+        self._note(reason, "skipped")
 
     def disk_error(self, error: object) -> None:
         """The folder failed, and it was survived."""

@@ -7,27 +7,26 @@ from hashlib import blake2b
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
 from attrs import define, field
-from mlx.nn.layers.base import Module
 
+from specdec.checkpoints.account import Account, glance
 from specdec.checkpoints.fingerprint import fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable
+
+    from mlx.nn.layers.base import Module
 
 __all__ = ["weights_identity"]
-
-_PLAIN = (int, float, bool, str)
-_CONTAINERS = (list, tuple, dict)
 
 
 def weights_identity(model: Module) -> str:
     """Identity of a model in memory: 64 hex digits over its weights and what computes with them.
 
-    It covers the class and the plain numbers, switches and strings of every module (a LoRA's
-    ``scale``), every parameter's name, dtype, shape and content, and the ``repr`` of the model's
-    ``args``. Names with a leading underscore do not count.
+    It covers the class of every module and all of its attributes, private ones too: arrays with
+    name, dtype, shape and content (rope frequencies, a LoRA's weights), numbers and strings (its
+    ``scale``), configs, dtypes, and functions by their names. Other objects count with their class
+    and their plain values. No address and no order of a set counts, so every process agrees.
 
     The content is hashed on the device (see ``fingerprint.py``) once per model: a second call
     looks whether everything is still the same object, and only then at what changed. So replace
@@ -39,74 +38,21 @@ def weights_identity(model: Module) -> str:
         known = None
     elif known.is_untouched():
         return known.identity
-    look = _Look()
-    look.facts.append(repr(getattr(model, "args", None)))
-    look.into(model)
+    look = Account(model)
     if known is None or not known.shows(look):
-        known = _Known(weakref.ref(model, _forgetter(id(model))), look.facts, look.references())
-        known.identity = _identity(look)
-    known.watch(model, look)
+        known = _Known(weakref.ref(model, _forgetter(id(model))), _identity(look))
+    known.watch(look)
     with _known_lock:
         _known[id(model)] = known
     return known.identity
 
 
-def _identity(look: _Look) -> str:
+def _identity(look: Account) -> str:
     unique = list({id(array): array for array in look.arrays}.values())
     numbers = dict(zip(map(id, unique), fingerprints(unique), strict=True))
     content = [(str(a.dtype), list(a.shape), numbers[id(a)]) for a in look.arrays]
     text = repr((look.facts, content))
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
-
-
-class _Look:
-    """What a model is made of.
-
-    Attributes:
-        facts: a flat account of its structure and its plain attributes.
-        arrays: its parameters, in the order of the account.
-        modules: its modules, the model first.
-    """
-
-    def __init__(self) -> None:
-        self.facts: list[Any] = []
-        self.arrays: list[mx.array] = []
-        self.modules: list[Module] = []
-
-    def references(self) -> list[weakref.ref[mx.array]]:
-        """Weak references to the arrays."""
-        return [weakref.ref(array) for array in self.arrays]
-
-    def into(self, node: Any) -> None:
-        """Add a module, an array, or a container of them."""
-        kind, facts = type(node), self.facts
-        if isinstance(node, mx.array):
-            facts.append("array")
-            self.arrays.append(node)
-        elif isinstance(node, Module):
-            self.modules.append(node)
-            facts += ("module", kind.__module__, kind.__qualname__)
-            for name, value in sorted(vars(node).items()):
-                if type(value) in _PLAIN and name[0] != "_":
-                    # The type too: 1, 1.0 and True are equal.
-                    facts += (name, type(value).__name__, value)
-            self._into_items(sorted(node.items()))
-        elif isinstance(node, dict):
-            facts += ("dict", len(node))
-            self._into_items((str(key), value) for key, value in node.items())
-        elif isinstance(node, list | tuple):
-            facts += ("list", len(node))
-            for part in node:
-                self.into(part)
-        elif kind in _PLAIN:
-            facts += (kind.__name__, node)
-
-    def _into_items(self, items: Iterable[tuple[str, Any]]) -> None:
-        for name, value in items:
-            if name[:1] != "_":
-                self.facts.append(name)
-                self.into(value)
-        self.facts.append("end")
 
 
 @define(eq=False)
@@ -115,31 +61,31 @@ class _Known:
 
     Attributes:
         model: whose it is.
-        facts: the account of it.
-        arrays: its parameters.
         identity: the answer.
-        modules: its modules, the model first.
-        glance: the numbers of everything in them, good as long as those things live.
-        args: kept so that its number stays its own; the facts keep the plain values.
+        facts: the account of it; they keep the plain values, so that their numbers stay theirs.
+        arrays: its arrays.
+        holders: its modules and the other objects that were looked into.
+        seen: references to all that was met.
+        glance: the numbers of everything in the holders, good as long as those things live.
     """
 
     model: weakref.ref[Module]
-    facts: list[Any]
-    arrays: list[weakref.ref[mx.array]]
-    identity: str = ""
-    modules: list[weakref.ref[Module]] = field(factory=list)
+    identity: str
+    facts: list[Any] = field(factory=list)
+    arrays: list[Callable[[], Any]] = field(factory=list)
+    holders: list[Callable[[], Any]] = field(factory=list)
+    seen: list[Callable[[], Any]] = field(factory=list)
     glance: list[int] = field(factory=list)
-    args: Any = None
 
     def is_untouched(self) -> bool:
         """Whether nothing was replaced. Looks at objects, not at values: a fast yes."""
-        modules = [reference() for reference in self.modules]
         # While they all live, a number stands for the same object as it did.
-        if None in modules or any(reference() is None for reference in self.arrays):
+        alive = [reference() for reference in self.seen]
+        if any(thing is None for thing in alive):
             return False
-        return _glance(modules) == self.glance
+        return glance([reference() for reference in self.holders]) == self.glance
 
-    def shows(self, look: _Look) -> bool:
+    def shows(self, look: Account) -> bool:
         """Whether a model that looks like this has the identity."""
         arrays = [reference() for reference in self.arrays]
         return (
@@ -148,12 +94,13 @@ class _Known:
             and self.facts == look.facts
         )
 
-    def watch(self, model: Module, look: _Look) -> None:
+    def watch(self, look: Account) -> None:
         """Remember what is where. The facts are equal; these are the ones that are in place."""
-        self.facts = look.facts
-        self.modules = [weakref.ref(module) for module in look.modules]
-        self.glance = _glance(look.modules)
-        self.args = getattr(model, "args", None)
+        self.facts, self.seen = look.facts, look.references()
+        count = len(look.arrays)
+        self.arrays = self.seen[:count]
+        self.holders = self.seen[count : count + len(look.holders)]
+        self.glance = glance(look.holders)
 
 
 _known: dict[int, _Known] = {}
@@ -167,25 +114,3 @@ def _forgetter(number: int) -> Any:
             del _known[number]
 
     return forget
-
-
-def _glance(modules: Sequence[Any]) -> list[int]:
-    seen: list[int] = []
-    for module in modules:
-        own = module.__dict__
-        seen += map(id, own)
-        seen += map(id, own.values())
-        seen += map(id, module)
-        for value in module.values():
-            seen.append(id(value))
-            if type(value) in _CONTAINERS:
-                _glance_into(value, seen)
-    return seen
-
-
-def _glance_into(container: Any, seen: list[int]) -> None:
-    parts = container.values() if type(container) is dict else container
-    for part in parts:
-        seen.append(id(part))
-        if type(part) in _CONTAINERS:
-            _glance_into(part, seen)

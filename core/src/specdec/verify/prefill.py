@@ -82,7 +82,7 @@ def read_prompt(
             reader.read(prompt[start:end])
             progress(end, total)
             if prefix is not None and end in snapshots:
-                prefix.keep(target, prompt[:end], reader.state, 0, reader.snapshot())
+                prefix.keep(prompt[:end], reader.state, 0, reader.snapshot())
             mx.clear_cache()
         first = reader.read(prompt[-1:]).logits if reader.whole else None
         checkpoint = reader.hand_over()

@@ -69,7 +69,6 @@ class PrefixBinding:
 
     def keep(
         self,
-        target: Target,
         tokens: tuple[int, ...],
         state: RowState,
         index: int,
@@ -78,7 +77,6 @@ class PrefixBinding:
         """Store a row of target and drafter that have read ``tokens``.
 
         Args:
-            target: the bound target; if its weights changed meanwhile, nothing is stored.
             tokens: every token that both have read, and no other.
             state: the target's rows, between rounds.
             index: the row's place.
@@ -89,18 +87,26 @@ class PrefixBinding:
         drafted = None if checkpoint is None else checkpoint.processed_tokens
         if drafted != (len(tokens) if self.drafts else None):
             return
-        if target.state_identity() != self.identity:
-            return
         self.cache.put(self.namespace, tokens, state.extract_row(index), checkpoint)
 
     def keep_ended(
         self, target: Target, state: RowState, lane: DraftLane | None, index: int, row: Row
     ) -> None:
-        """Store a row that ended, under what was really processed of its output."""
+        """Store a row that ended, under what was really processed of its output.
+
+        Args:
+            target: the bound target; if its weights changed meanwhile, nothing is stored.
+            state: the target's rows, between rounds.
+            lane: the drafter, if there is one.
+            index: the row's place.
+            row: the row.
+        """
+        if target.state_identity() != self.identity:
+            return
         ends = () if row.end_token is None else (row.end_token,)
         tokens = (*row.tokens, *ends)[: row.processed]
         checkpoint = lane.capture(index) if self.drafts and lane is not None else None
-        self.keep(target, tokens, state, index, checkpoint)
+        self.keep(tokens, state, index, checkpoint)
 
 
 def bind_prefix(
