@@ -27,7 +27,8 @@ except ModuleNotFoundError as error:
 
 pytest.register_assert_rewrite(
     "specdec.testing.checks",
-    "specdec.testing.drive",
+    "specdec.testing.driven",
+    "specdec.testing.harness",
     "specdec.testing.machine",
     "specdec.testing.plugin",
 )

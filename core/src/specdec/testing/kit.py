@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 from hypothesis import given
 
-from specdec.testing.drive import Harness
+from specdec.testing.harness import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

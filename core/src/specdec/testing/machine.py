@@ -25,8 +25,9 @@ from specdec.contract import SupportsConsume, SupportsDeviceDraft, SupportsPrevi
 from specdec.errors import CheckpointError, NoOpenRoundError
 from specdec.sampling import SamplingOptions
 from specdec.testing import strategies
-from specdec.testing.drive import DrivenGroup, DrivenRow, Kept, frozen_copy
+from specdec.testing.driven import DrivenGroup, DrivenRow, Kept
 from specdec.testing.expect import must_raise
+from specdec.testing.harness import frozen_copy
 
 if TYPE_CHECKING:
     from specdec.testing.kit import Kit

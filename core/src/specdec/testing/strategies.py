@@ -12,7 +12,8 @@ from attrs import frozen
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from specdec.testing.drive import DrivenGroup, Harness
+    from specdec.testing.driven import DrivenGroup
+    from specdec.testing.harness import Harness
 
 __all__ = ["Plan", "Turn", "grown", "orders", "plans", "prompts", "row_ids", "row_ints", "turns"]
 
@@ -89,7 +90,7 @@ def plans(kit: Harness, *, rows: int = 1, most_turns: int = 3) -> st.SearchStrat
 def grown(kit: Harness, plan: Plan) -> DrivenGroup:
     """A decode group whose rows have been through a plan."""
     from specdec.sampling import SamplingOptions
-    from specdec.testing.drive import DrivenRow
+    from specdec.testing.driven import DrivenRow
 
     options = SamplingOptions(temp=0.9) if plan.sampled else SamplingOptions()
     rows = [DrivenRow(options=options, seed=11 + place) for place in range(len(plan.prompts))]

@@ -28,7 +28,8 @@ def leave(target: Target, state: RowState, lane: DraftLane | None, index: int, r
     if row.request.publish is not None:
         _publish(state, lane, index, row)
     if row.prefix is not None:
-        row.prefix.keep_ended(target, state, lane, index, row)
+        capture = None if lane is None else lane.capture
+        row.prefix.keep_ended(target, row.read, state, index, capture)
     if row.request.cache is not None:
         give_back(target, state, index, row)
 

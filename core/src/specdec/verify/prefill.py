@@ -69,7 +69,7 @@ def read_prompt(
     prompts = None
     if lane is not None and request.num_draft_tokens and not lane.prompts.given_up:
         prompts = lane.prompts
-    prefix = bind_prefix(target, prompts, request)
+    prefix = bind_prefix(request.prefix_cache, target, prompts)
     reader = None if prefix is None else _restored(target, prompts, request, prefix)
     reader = reader or _cold(target, prompts, request)
     held = reader.state.lengths[0] if request.cache is not None else reader.start
@@ -77,7 +77,9 @@ def read_prompt(
     progress = request.progress or (lambda _done, _of: None)
     try:
         progress(reader.start, total)
-        snapshots = prefix.boundaries(request, reader.start) if prefix is not None else []
+        snapshots: list[int] = []
+        if prefix is not None:
+            snapshots = prefix.boundaries(prompt, request.snapshot_at, reader.start)
         for start, end in _chunks(reader.start, total - 1, step_size, snapshots):
             reader.read(prompt[start:end])
             progress(end, total)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from specdec.checkpoints import PrefixCache, PrefixHit
     from specdec.contract import RowCheckpoint
     from specdec.state import RowState
     from specdec.targets import Target
-    from specdec.verify.lane import DraftLane
     from specdec.verify.prompts import DraftPrompts
-    from specdec.verify.request import Request, Row
 
 __all__ = ["PrefixBinding", "bind_prefix"]
 
@@ -49,7 +49,7 @@ class PrefixBinding:
             return None
         return hit
 
-    def boundaries(self, request: Request, cached: int) -> list[int]:
+    def boundaries(self, prompt: tuple[int, ...], asked: tuple[int, ...], cached: int) -> list[int]:
         """Where to snapshot while the prompt is read, in order.
 
         Before the last token, so that the same prompt is read once; where the request says; and
@@ -58,12 +58,12 @@ class PrefixBinding:
         for every kind of state.
 
         Args:
-            request: the request.
+            prompt: token ids.
+            asked: numbers of tokens that the request names.
             cached: tokens that were restored.
         """
-        prompt = request.prompt
         last = len(prompt) - 1
-        wanted = {last, *(min(place, last) for place in request.snapshot_at)}
+        wanted = {last, *(min(place, last) for place in asked)}
         wanted.add(min(self.cache.branch(self.namespace, prompt), last))
         return sorted(place for place in wanted if place > cached)
 
@@ -90,39 +90,42 @@ class PrefixBinding:
         self.cache.put(self.namespace, tokens, state.extract_row(index), checkpoint)
 
     def keep_ended(
-        self, target: Target, state: RowState, lane: DraftLane | None, index: int, row: Row
+        self,
+        target: Target,
+        tokens: tuple[int, ...],
+        state: RowState,
+        index: int,
+        capture: Callable[[int], RowCheckpoint | None] | None,
     ) -> None:
         """Store a row that ended, under what was really processed of its output.
 
         Args:
             target: the bound target; if its weights changed meanwhile, nothing is stored.
+            tokens: every token that was read.
             state: the target's rows, between rounds.
-            lane: the drafter, if there is one.
             index: the row's place.
-            row: the row.
+            capture: gives the draft row's checkpoint; ``None`` without a drafter.
         """
         if target.state_identity() != self.identity:
             return
-        ends = () if row.end_token is None else (row.end_token,)
-        tokens = (*row.tokens, *ends)[: row.processed]
-        checkpoint = lane.capture(index) if self.drafts and lane is not None else None
+        checkpoint = capture(index) if self.drafts and capture is not None else None
         self.keep(tokens, state, index, checkpoint)
 
 
 def bind_prefix(
-    target: Target, prompts: DraftPrompts | None, request: Request
+    cache: PrefixCache | None, target: Target, prompts: DraftPrompts | None
 ) -> PrefixBinding | None:
     """Bind a request to its prefix cache.
 
     Args:
+        cache: the request's, if it has one.
         target: the bound target.
         prompts: the drafter's side of reading prompts, or ``None``.
-        request: the request.
 
     Returns:
         The binding; ``None`` without a cache.
     """
-    if request.prefix_cache is None:
+    if cache is None:
         return None
     method = None
     if prompts is not None:
@@ -131,7 +134,7 @@ def bind_prefix(
             return None  # the drafter did not say what its state depends on
     identity = target.state_identity()
     return PrefixBinding(
-        cache=request.prefix_cache,
+        cache=cache,
         namespace=json.dumps({"target": identity, "drafter": method}, sort_keys=True),
         identity=identity,
         drafts=method is not None,

@@ -204,6 +204,12 @@ class Row:
         return tuple(self.tokens[len(self.request.prompt) :])
 
     @property
+    def read(self) -> tuple[int, ...]:
+        """What the target has read of prompt and output, an end token included."""
+        ends = () if self.end_token is None else (self.end_token,)
+        return (*self.tokens, *ends)[: self.processed]
+
+    @property
     def steps(self) -> int:
         """Samples drawn so far that were emitted: the step of the next draw."""
         return len(self.tokens) - len(self.request.prompt)

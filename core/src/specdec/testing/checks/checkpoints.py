@@ -12,8 +12,9 @@ from specdec.checkpoints.layout import checkpoint_from_bytes, to_bytes
 from specdec.contract import RowCheckpoint
 from specdec.errors import CheckpointError
 from specdec.testing.checks.membership import assert_as_alone
-from specdec.testing.drive import Kept, frozen_copy
+from specdec.testing.driven import Kept
 from specdec.testing.expect import must_raise
+from specdec.testing.harness import frozen_copy
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, row_ids, row_ints
 

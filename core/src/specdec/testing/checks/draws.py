@@ -8,7 +8,7 @@ import mlx.core as mx
 from attrs import evolve
 
 from specdec.contract import DeclaresVocabulary, Proposal
-from specdec.testing.drive import host_drafts
+from specdec.testing.driven import host_drafts
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, row_ids, row_ints
 

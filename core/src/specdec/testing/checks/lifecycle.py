@@ -10,7 +10,7 @@ import mlx.core as mx
 from specdec.contract import SupportsConsume, SupportsDeviceDraft, SupportsPreview
 from specdec.errors import ClosedError, NoOpenRoundError, RoundOpenError
 from specdec.sampling import SamplingOptions
-from specdec.testing.drive import DrivenRow
+from specdec.testing.driven import DrivenRow
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, row_ids, row_ints
@@ -18,7 +18,7 @@ from specdec.testing.strategies import Plan, grown, plans, row_ids, row_ints
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from specdec.testing.drive import DrivenGroup
+    from specdec.testing.driven import DrivenGroup
 
 
 def between_rounds(kit: Kit, rows: DrivenGroup) -> Iterator[tuple[str, Callable[[], Any]]]:

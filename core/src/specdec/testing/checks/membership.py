@@ -15,7 +15,7 @@ from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, orders, plans, prompts, row_ids, row_ints
 
 if TYPE_CHECKING:
-    from specdec.testing.drive import DrivenGroup
+    from specdec.testing.driven import DrivenGroup
 
 
 def assert_as_alone(

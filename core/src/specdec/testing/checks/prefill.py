@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.contract import ContextKind
 from specdec.errors import ContractError
-from specdec.testing.drive import DrivenRow, Kept
+from specdec.testing.driven import DrivenRow, Kept
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import row_ids

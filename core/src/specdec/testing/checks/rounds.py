@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec.contract import ContextKind, SupportsDeviceDraft
 from specdec.errors import ContractError
 from specdec.testing.checks.membership import assert_as_alone
-from specdec.testing.drive import host_drafts, resolved
+from specdec.testing.driven import host_drafts, resolved
 from specdec.testing.expect import must_raise
 from specdec.testing.kit import Kit, check
 from specdec.testing.strategies import Plan, grown, plans, prompts, row_ids, row_ints
@@ -20,7 +20,7 @@ from specdec.testing.strategies import Plan, grown, plans, prompts, row_ids, row
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from specdec.testing.drive import DrivenGroup
+    from specdec.testing.driven import DrivenGroup
 
 
 @check()
