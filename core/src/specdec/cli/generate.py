@@ -66,13 +66,7 @@ def run_generate(args: argparse.Namespace) -> int:
         SpecdecError: a mistake of the user's, found before anything is printed.
     """
     sampling = check_sampling(args)
-    if args.num_draft_tokens is not None and args.num_draft_tokens < 0:
-        raise OptionError(
-            f"--num-draft-tokens is {args.num_draft_tokens}; give 1 or more, or 0 to run plain"
-        )
-    if args.max_tokens == 0 or args.max_tokens < -1:
-        raise OptionError(f"--max-tokens is {args.max_tokens}; give 1 or more, or -1 for no limit")
-    _check_cache(args.prefix_cache, args.prefix_cache_bytes)
+    _check_numbers(args)
     prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
     check_text(prompt, "the prompt")
     options = drafter_options(args)
@@ -129,7 +123,14 @@ def run_generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_cache(folder: str | None, limit: int | None) -> None:
+def _check_numbers(args: argparse.Namespace) -> None:
+    if args.num_draft_tokens is not None and args.num_draft_tokens < 0:
+        raise OptionError(
+            f"--num-draft-tokens is {args.num_draft_tokens}; give 1 or more, or 0 to run plain"
+        )
+    if args.max_tokens == 0 or args.max_tokens < -1:
+        raise OptionError(f"--max-tokens is {args.max_tokens}; give 1 or more, or -1 for no limit")
+    folder, limit = args.prefix_cache, args.prefix_cache_bytes
     if folder == "":
         raise OptionError("--prefix-cache is empty; give a folder")
     if limit is not None and folder is None:

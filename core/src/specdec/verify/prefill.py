@@ -227,9 +227,10 @@ def _restored(
             # A state of recurrent caches alone cannot tell.
             if state.lengths[0] not in {0, hit.tokens}:
                 raise ValueError(f"{hit.tokens} tokens, but {state.lengths[0]} positions")
-        except Exception:
-            # An entry that cannot be read is as good as none: the prompt is read instead.
+        except BaseException as error:
             if prompts is not None and group is not None:
                 prompts.shut(group)
-            return None
+            if not isinstance(error, Exception):
+                raise
+            return None  # an entry that cannot be read is as good as none: the prompt is read
     return _Reader(target, prompts, state, group, start=hit.tokens)
