@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models import mamba
 from scripted import (
     RIGHT,
     WRONG,
@@ -29,6 +30,7 @@ from specdec.contract import ContextKind, PrefillMode
 from specdec.errors import CheckpointError, OptionError
 from specdec.state import RaggedState
 from specdec.targets import MlxLmTarget
+from specdec.testing.target import seeded_weights
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
@@ -239,6 +241,32 @@ def test_every_kind_of_state_is_kept(architecture: str) -> None:
         row = warm(cache, turn, on=bound)
         assert row.emitted == solo(turn, architecture=architecture)[:12]
         assert row.stats.cached_tokens == cached
+
+
+def test_recurrent_caches_that_tell_no_length_are_kept_turn_after_turn() -> None:
+    args = mamba.ModelArgs(
+        model_type="mamba",
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        state_size=8,
+        num_hidden_layers=2,
+        conv_kernel=4,
+        use_bias=False,
+        use_conv_bias=True,
+        time_step_rank=4,
+    )
+    bound = MlxLmTarget(seeded_weights(mamba.Model(args), 0))
+    cache = Noted()
+    turn: tuple[int, ...] = PROMPT
+    cached = 0
+    for _ in range(3):
+        row = warm(cache, turn, on=bound)
+        assert row.stats.cached_tokens == cached
+        assert row.emitted == warm(PrefixCache(MB), turn, on=bound).emitted
+        assert (*turn, *row.emitted)[: row.processed] in cache.keys
+        cached = row.processed
+        turn = (*turn, *row.emitted, 5, 6)
 
 
 def test_prompts_of_one_and_two_tokens() -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from specdec.contract import PrefillMode
 from specdec.errors import OptionError
@@ -72,6 +72,8 @@ def read_prompt(
     prefix = bind_prefix(request.prefix_cache, target, prompts)
     reader = None if prefix is None else _restored(target, prompts, request, prefix)
     reader = reader or _cold(target, prompts, request)
+    if prefix is not None:
+        prefix = evolve(prefix, untold=reader.start - reader.state.lengths[0])
     held = reader.state.lengths[0] if request.cache is not None else reader.start
     prompt, total = request.prompt, len(request.prompt)
     progress = request.progress or (lambda _done, _of: None)

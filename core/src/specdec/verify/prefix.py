@@ -34,12 +34,15 @@ class PrefixBinding:
         namespace: the target's weights and adapters, its caches, the backend and the drafter.
         identity: the target's part of it, to notice weights that changed meanwhile.
         drafts: whether an entry holds a draft row too.
+        untold: restored tokens that the target's state does not count, as recurrent caches alone
+            tell no length.
     """
 
     cache: PrefixCache
     namespace: str
     identity: str
     drafts: bool
+    untold: int = 0
 
     def take(self, prompt: tuple[int, ...]) -> PrefixHit | None:
         """The longest stored prefix that leaves at least the last prompt token to read."""
@@ -82,7 +85,7 @@ class PrefixBinding:
             index: the row's place.
             checkpoint: the draft row's; without one, a row that drafts is not stored.
         """
-        if not tokens or state.lengths[index] != len(tokens):
+        if not tokens or state.lengths[index] + self.untold != len(tokens):
             return
         drafted = None if checkpoint is None else checkpoint.processed_tokens
         if drafted != (len(tokens) if self.drafts else None):
