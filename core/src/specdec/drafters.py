@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from specdec.contract import Greedy, validate_provider
-from specdec.errors import ArtifactError, OptionError
+from specdec.errors import AdapterError, ArtifactError, OptionError
 from specdec.plugins import Artifact, LoadRequest, default_registry
 from specdec.plugins.models import find_model
 from specdec.targets import MlxLmTarget
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec.plugins import DraftKind, LoadedDraft
     from specdec.targets import Target
 
-__all__ = ["LoadedDrafter", "bind_target", "check_drafter", "load_drafter"]
+__all__ = ["LoadedDrafter", "bind_target", "check_adapters", "check_drafter", "load_drafter"]
 
 
 def bind_target(model: Any, tokenizer: Any = None) -> Target:
@@ -102,6 +102,7 @@ def load_drafter(
         AmbiguousArtifactError: several claim it.
         ArtifactError: there is nothing at the path.
         TargetLacksError: the model lacks what the drafter reads of it.
+        AdapterError: the model runs under an adapter, which the drafter does not support.
         OptionError: a number or an option that makes no sense.
     """
     if num_draft_tokens is not None and (
@@ -121,12 +122,35 @@ def load_drafter(
     loaded = chosen.load(request)
     try:
         validate_provider(loaded.provider, str(default_registry().owner(chosen.name)))
+        check_adapters(loaded.provider, chosen.name, target)
         _open_once(loaded.provider, chosen.name, target)
     except BaseException:
         # What is no whole provider may still hold weights.
         getattr(loaded.provider, "close", lambda: None)()
         raise
     return LoadedDrafter(chosen.name, loaded, target)
+
+
+def check_adapters(provider: DraftProvider, kind: str, target: Target) -> None:
+    """Check that a drafter may draft for its target as the target is now.
+
+    To be asked when a drafter is loaded and for each request: mlx-lm replaces layers of a live
+    model, so an adapter may have come since. Allocates nothing, and costs a walk over the modules,
+    or nothing where the drafter supports adapters.
+
+    Args:
+        provider: the drafter.
+        kind: its kind, for the message.
+        target: the target it drafts for.
+
+    Raises:
+        AdapterError: the target runs under an adapter, and the drafter does not support that.
+    """
+    if provider.grouped.supports_adapters:
+        return
+    adapters = target.adapters
+    if adapters:
+        raise AdapterError(kind, adapters)
 
 
 def check_drafter(
@@ -193,4 +217,7 @@ class _Probe:
         return Greedy()
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        raise NotImplementedError("a group that is opened on trial drafts nothing")
+
+    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
         raise NotImplementedError("a group that is opened on trial drafts nothing")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import ModelNotFoundError
+from specdec.errors import ArtifactError, ModelNotFoundError, one_line
 from specdec.plugins.models import find_model, model_names
 
-__all__ = ["load_model", "locate_model"]
+__all__ = ["load_model", "locate_adapter", "locate_model"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_ADAPTER_FILES = ("adapter_config.json", "adapters.safetensors")
 
 
 def locate_model(name: str) -> str:
@@ -43,26 +45,51 @@ def locate_model(name: str) -> str:
     return str(path)
 
 
-def load_model(name: str) -> tuple[Any, Any]:
+def locate_adapter(path: str | os.PathLike[str]) -> str:
+    """Where an adapter is, without reading it.
+
+    Args:
+        path: a folder as ``mlx_lm.lora`` writes it.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ArtifactError: there is no such folder, or it is no adapter of mlx-lm's.
+    """
+    name = os.fspath(path)
+    want = "give a folder with " + " and ".join(_ADAPTER_FILES) + ", as mlx_lm.lora writes it"
+    if not name or not Path(name).is_dir():
+        raise ArtifactError(f"adapter_path is {name!r}, which is no folder; {want}")
+    for file in _ADAPTER_FILES:
+        if not (Path(name) / file).is_file():
+            raise ArtifactError(f"adapter {name} has no {file}; {want}")
+    return name
+
+
+def load_model(name: str, *, adapter_path: str | os.PathLike[str] | None = None) -> tuple[Any, Any]:
     """Load a model and its tokenizer as ``mlx_lm.load`` does.
 
     Args:
         name: as in :func:`locate_model`.
+        adapter_path: a folder with a LoRA or DoRA adapter that ``mlx_lm.lora`` trained for this
+            model; it is put on the model. Only drafters that support adapters draft for it then.
 
     Returns:
         The model and the tokenizer.
 
     Raises:
-        ModelNotFoundError: it is not there, or mlx-lm cannot load it; one line.
+        ModelNotFoundError: it is not there, or mlx-lm cannot load it, or not with this adapter;
+            one line.
+        ArtifactError: there is no adapter of mlx-lm's at ``adapter_path``.
     """
     where = locate_model(name)
+    adapter = None if adapter_path is None else locate_adapter(adapter_path)
     import mlx_lm
 
     try:
-        loaded = mlx_lm.load(where)
+        loaded = mlx_lm.load(where, adapter_path=adapter)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise ModelNotFoundError(
-            f"model {name} cannot be loaded ({type(error).__name__}: {lines[0]})"
-        ) from error
+        what = name if adapter is None else f"{name} with adapter {adapter}"
+        raise ModelNotFoundError(f"model {what} cannot be loaded ({one_line(error)})") from error
     return loaded[0], loaded[1]

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.options import (
+    add_adapter_path,
     add_drafter_options,
     add_sampling,
     check_sampling,
@@ -36,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--model", default="demo", help="a folder, a bundled model (demo) or a hub id"
     )
+    add_adapter_path(parser)
     parser.add_argument(
         "--drafter",
         action="append",
@@ -84,7 +86,7 @@ def run_bench(args: argparse.Namespace) -> int:
     from specdec.benchmark import compare
     from specdec.models import load_model
 
-    model, tokenizer = load_model(args.model)
+    model, tokenizer = load_model(args.model, adapter_path=args.adapter_path)
     if args.dtype:
         import mlx.core as mx
 
@@ -101,7 +103,12 @@ def run_bench(args: argparse.Namespace) -> int:
         show_progress=sys.stderr.isatty(),
     )
     if args.json:
-        summary = {"model": args.model, "prompts": len(prompts), "max_tokens": args.max_tokens}
+        summary = {
+            "model": args.model,
+            "adapter_path": args.adapter_path,
+            "prompts": len(prompts),
+            "max_tokens": args.max_tokens,
+        }
         print(json.dumps({**summary, "results": [result.as_dict() for result in results]}))
     else:
         print(_table(results))

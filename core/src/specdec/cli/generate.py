@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.options import (
+    add_adapter_path,
     add_drafter_options,
     add_sampling,
     check_sampling,
@@ -34,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--model", default="demo", help="a folder, a bundled model (demo) or a hub id"
     )
+    add_adapter_path(parser)
     parser.add_argument(
         "--drafter", default="none", help="a kind (ngram), a drafter's folder, or none"
     )
@@ -82,7 +84,7 @@ def run_generate(args: argparse.Namespace) -> int:
     cache = None
     if args.prefix_cache is not None:
         cache = PrefixCache(args.prefix_cache_bytes or _CACHE_BYTES, args.prefix_cache)
-    model, tokenizer = load_model(args.model)
+    model, tokenizer = load_model(args.model, adapter_path=args.adapter_path)
     drafter = None
     if args.drafter != "none":
         # 0 asks for no draft, so the drafter is loaded as it is and the statistics say the rest.

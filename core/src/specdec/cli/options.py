@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
 __all__ = [
+    "add_adapter_path",
     "add_drafter_options",
     "add_sampling",
     "check_sampling",
@@ -24,6 +25,15 @@ __all__ = [
 
 # What load_drafter takes itself; the commands have options of their own for it.
 _NOT_OF_A_KIND = ("drafter", "model", "tokenizer", "kind", "num_draft_tokens")
+
+
+def add_adapter_path(parser: argparse.ArgumentParser) -> None:
+    """Add ``--adapter-path``, an adapter for the model, named as in mlx-lm's commands."""
+    parser.add_argument(
+        "--adapter-path",
+        metavar="DIR",
+        help="a folder with a LoRA or DoRA adapter of mlx-lm's to load on the model",
+    )
 
 
 def add_drafter_options(parser: argparse.ArgumentParser) -> None:

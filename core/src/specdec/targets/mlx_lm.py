@@ -16,7 +16,9 @@ from specdec.checkpoints import weights_identity
 from specdec.contract import ContextKind
 from specdec.errors import OptionError, TargetLacksError, UnsupportedModelError
 from specdec.state import NativeState, RaggedState, row_state, types_without_row_form
+from specdec.targets.adapters import adapter_layers
 from specdec.targets.intercept import Backbone, find_backbone
+from specdec.targets.sizes import RowSizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +58,8 @@ class _HiddenPort:
         if head is None:
             head = self._backbone.module.get("embed_tokens")
         quantized = isinstance(head, QuantizedLinear | QuantizedEmbedding)
-        return head if quantized else None
+        # Whoever takes it reads its weights alone; an adapter's would be left out.
+        return head if quantized and not adapter_layers(head) else None
 
     def embed(self, ids: mx.array) -> mx.array:
         return self._backbone.embed(ids)
@@ -92,6 +95,7 @@ class MlxLmTarget:
         self._apart = self._why_rows_stay_apart()
         self._cache_scheme = _scheme(make_prompt_cache(model))
         self._reason = self.new_state().reason
+        self._sizes = RowSizes()
 
     @property
     def identity(self) -> object:
@@ -124,6 +128,11 @@ class MlxLmTarget:
         return None
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Types of the adapter layers that are in the model now, such as ``LoRALinear``."""
+        return adapter_layers(self.model)
+
+    @property
     def no_speculation_reason(self) -> str | None:
         """Why this target decodes one position at a time, if it does."""
         return self._reason
@@ -138,6 +147,10 @@ class MlxLmTarget:
     def new_state(self) -> RowState:
         """The state of one cold row."""
         return self._state(make_prompt_cache(self.model))
+
+    def row_bytes(self, tokens: int) -> int:
+        """Bytes that the caches of one row take at most at so many positions."""
+        return self._sizes.at(self, tokens)
 
     def state_identity(self) -> str:
         """Weights and adapters as they are now, the caches that hold a row, and what computes."""

@@ -35,8 +35,22 @@ class Target(TargetView, Protocol):
     def no_speculation_reason(self) -> str | None:
         """Why this target decodes one position at a time, if it does."""
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Types of the adapter layers that the model runs under now; empty without an adapter.
+
+        Looked up at each call, since adapters may be put into a bound model and taken out of it.
+        Cheap enough to ask per request.
+        """
+
     def new_state(self) -> RowState:
         """The state of one cold row."""
+
+    def row_bytes(self, tokens: int, /) -> int:
+        """Bytes that the caches of one row take at most at so many positions.
+
+        From shapes alone: nothing is allocated. Cheap enough to ask per request.
+        """
 
     def state_identity(self) -> str:
         """Names all that a row's state depends on besides its tokens.
