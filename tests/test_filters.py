@@ -14,6 +14,7 @@ from mlx_lm import sample_utils
 from tiny_models import random_state
 
 from specdec.sampling import RowSamplers, SamplingOptions, filters
+from specdec.sampling.rejection import Drafted
 from specdec.sampling.rows import normalize
 
 if TYPE_CHECKING:
@@ -71,15 +72,55 @@ def test_every_filter_gives_what_mlx_lm_gives(data: st.DataObject) -> None:
     same(ours(logprobs, value), theirs(logprobs, value))
 
 
+thresholds = st.floats(0.0, 0.5) | st.sampled_from([0.05, 0.1, 0.25, 0.5])
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_xtc_gives_what_mlx_lm_s_gives_when_its_coin_falls(data: st.DataObject) -> None:
+    logprobs = drawn_logprobs(data)
+    if data.draw(st.booleans(), label="filtered before"):
+        logprobs = filters.min_p(logprobs, 0.1)
+    threshold = data.draw(thresholds)
+    if data.draw(st.booleans(), label="at a token"):
+        shares = np.array(mx.softmax(logprobs, axis=-1).astype(mx.float32))[0]
+        threshold = min(float(data.draw(st.sampled_from(shares.tolist()))), 0.5)
+    special = data.draw(st.lists(st.integers(0, logprobs.shape[-1] - 1), max_size=4))
+    got = filters.xtc(logprobs, threshold, special)
+    same(got, sample_utils.apply_xtc(logprobs, 1.0, threshold, special))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_min_p_leaves_as_many_tokens_as_in_mlx_lm(data: st.DataObject) -> None:
+    logprobs = drawn_logprobs(data)
+    if data.draw(st.booleans(), label="filtered before"):
+        logprobs = filters.top_p(logprobs, 0.8)
+    vocabulary = logprobs.shape[-1]
+    least, p = data.draw(st.integers(1, vocabulary)), data.draw(shares)
+    same(filters.min_p(logprobs, p, least), sample_utils.apply_min_p(logprobs, p, least))
+    assert mx.array_equal(filters.min_p(logprobs, p, vocabulary + 1), logprobs).item()
+
+
+def test_ids_that_the_vocabulary_does_not_have_are_no_one_s_memory() -> None:
+    logprobs = mx.array(np.log(C8).astype(np.float32))[None]
+    want = filters.xtc(logprobs, 0.1, [1])
+    assert kept(want) == [{1, 2, *range(3, 9)}]
+    same(filters.xtc(logprobs, 0.1, [1, 9, 2**31, 2**40]), want)
+    same(filters.xtc(logprobs, 0.1, [9]), filters.xtc(logprobs, 0.1))
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_filters_in_a_row_give_what_mlx_lm_s_sampler_chain_gives(data: st.DataObject) -> None:
     logprobs = drawn_logprobs(data)
     p, m = data.draw(shares, label="top_p"), data.draw(shares, label="min_p")
     k = data.draw(st.integers(1, logprobs.shape[-1] - 1), label="top_k")
-    got = filters.top_k(filters.min_p(filters.top_p(logprobs, p), m), k)
+    x = data.draw(thresholds, label="xtc_threshold")
+    got = filters.top_k(filters.xtc(filters.min_p(filters.top_p(logprobs, p), m), x), k)
     want = sample_utils.apply_top_p(logprobs, p)
     want = sample_utils.apply_min_p(want, m)
+    want = sample_utils.apply_xtc(want, 1.0, x, [])
     same(got, sample_utils.apply_top_k(want, k))
 
 
@@ -166,6 +207,61 @@ def test_min_p_comes_between_top_p_and_top_k_and_before_the_temperature() -> Non
     for top_p, min_p, top_k in ((0.599, 0.1, 8), (0.9, 0.6, 8), (0.9, 0.1, 2)):
         options = SamplingOptions(temp=1.0, top_p=top_p, min_p=min_p, top_k=top_k, seed=1)
         assert set(draws(options, C8, 2000)) == {0, 1}
+
+
+def support(options: SamplingOptions, drafted: Drafted | None = None) -> set[int]:
+    """What 2,000 requests draw at one position."""
+    samplers = RowSamplers()
+    samplers.prepare_append([(options, seed) for seed in range(2000)]).commit()
+    logprobs = mx.broadcast_to(mx.array(np.log(C8).astype(np.float32)), (2000, 2, len(C8)))
+    return set(np.array(samplers.draw(logprobs, [0] * 2000, drafted))[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"top_k": 4, "top_p": 0.82}, {0, 1, 2, 3}),
+        ({"top_k": 4, "min_p": 0.5}, {0, 1, 2}),
+        ({"top_p": 0.82, "min_p": 0.14}, {0, 1, 2, 3}),
+        ({"min_p": 0.9, "min_tokens_to_keep": 3}, {0, 1, 2}),
+        ({"top_p": 0.82, "xtc_probability": 1.0, "xtc_threshold": 0.1}, {2, 3}),
+        # The nucleus of 0.6 is 0.35 and 0.25, 0.58 and 0.42 of it: XTC sees that.
+        ({"top_p": 0.599, "xtc_probability": 1.0, "xtc_threshold": 0.4}, {1}),
+        ({"top_k": 3, "xtc_probability": 1.0, "xtc_threshold": 0.22}, {1, 2, 3}),
+        ({"top_k": 2, "xtc_probability": 0.5, "xtc_threshold": 0.1}, {0, 1, 2, 3}),
+        ({"xtc_probability": 1.0, "xtc_special_tokens": [0]}, {0, 2, *range(3, 9)}),
+        ({"top_k": 8}, None),
+        ({"top_k": 9}, set(range(9))),
+        ({"top_k": 10**6}, set(range(9))),
+    ],
+)
+def test_both_acceptance_rules_reach_what_mlx_lm_s_sampler_reaches(
+    settings: dict[str, Any], tokens: set[int] | None
+) -> None:
+    # A position for each draft, also for those that the filters exclude.
+    drafts = mx.array([[seed % 9, 0] for seed in range(2000)])
+    reached = [
+        support(SamplingOptions(temp=1.0, **settings)),
+        support(SamplingOptions(temp=1.0, acceptance="rejection", **settings)),
+        support(SamplingOptions(temp=1.0, acceptance="rejection", **settings), Drafted(drafts)),
+        support(
+            SamplingOptions(temp=1.0, acceptance="rejection", **settings),
+            Drafted(drafts, None, mx.full((2000, 2, 9), -math.log(9))),
+        ),
+    ]
+    if settings.get("top_k", 0) < len(C8):  # else mlx-lm raises
+        one = mx.array(np.log(C8).astype(np.float32))[None]
+        sampler = sample_utils.make_sampler(temp=1.0, **settings)
+        mx.random.seed(0)
+        if 0 < settings.get("xtc_probability", 0) < 1:  # one coin for a whole array
+            theirs = {sampler(one).item() for _ in range(300)}
+        else:
+            theirs = set(sampler(mx.broadcast_to(one, (2000, 9))).tolist())
+        reached.append(theirs)
+    if tokens is None:  # which of five equal tokens goes is the partition's choice
+        tokens = reached[-1]
+        assert len(tokens) == settings["top_k"]
+    assert reached == [tokens] * len(reached)
 
 
 @pytest.mark.parametrize(("top_p", "count"), [(0.3499, 1), (0.3501, 2), (0.7999, 3), (0.8001, 4)])

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_models import random_state
 
-from specdec.sampling.noise import gumbel, seed_words, uniform_bits
+from specdec.sampling.noise import Stream, gumbel, seed_words, uniform, uniform_bits
 
 MASK = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
@@ -29,11 +29,13 @@ def mixed(x: int) -> int:
     return x ^ x >> 16
 
 
-def bits_of(seed: int, step: int, token: int) -> int:
+def bits_of(seed: int, step: int, token: int, stream: int = 0) -> int:
     """The documented hash in Python's own integers."""
     key = mixed((seed & MASK) + GOLDEN & MASK)
     key = mixed(key ^ (seed >> 32 & MASK))
     key = mixed(key ^ (step * GOLDEN & MASK))
+    if stream:
+        key = mixed(mixed(key ^ (stream * GOLDEN & MASK)) + stream & MASK)
     return mixed(mixed(key ^ (token * GOLDEN & MASK)) + token & MASK)
 
 
@@ -45,9 +47,9 @@ def steps_of(*rows: list[int]) -> mx.array:
     return mx.array(list(rows), mx.uint32)
 
 
-def draw(function: Any, seed: int, step: int, ids: mx.array) -> npt.NDArray[Any]:
+def draw(function: Any, seed: int, step: int, ids: mx.array, stream: int = 0) -> npt.NDArray[Any]:
     """``[N]`` values of one row at one step."""
-    return np.array(function(words(seed), steps_of([step]), ids)[0, 0])
+    return np.array(function(words(seed), steps_of([step]), ids, stream=stream)[0, 0])
 
 
 def uniforms(values: npt.NDArray[Any]) -> Floats:
@@ -86,6 +88,78 @@ def test_bits_equal_the_documented_hash(seed: int, step: int, token: int) -> Non
     got = draw(uniform_bits, seed, step, ids)
     assert got.dtype == np.uint32
     assert got.tolist() == [bits_of(seed, step, i) for i in (token, 0, 77)]
+
+
+@pytest.mark.parametrize(("stream", "bits"), [(1, 0xE9B3E1C3), (2, 0xAB2A59AB), (3, 0xA2551695)])
+def test_the_bits_of_these_streams_never_change(stream: int, bits: int) -> None:
+    assert draw(uniform_bits, 42, 7, mx.array([151_935]), stream).tolist() == [bits]
+    assert bits_of(42, 7, 151_935, stream) == bits
+
+
+@given(st.lists(st.sampled_from(Stream), min_size=6, max_size=6), st.integers(0, 2**64 - 1))
+def test_each_position_can_have_a_stream_of_its_own(streams: list[Stream], seed: int) -> None:
+    seeds, steps = words(seed, 7), steps_of([4, 5, 6], [0, 1, 2**32 - 1])
+    ids = mx.array([0, 5, 2**32 - 1], mx.uint32)
+    rows = mx.array([streams[:3], streams[3:]])
+    got = uniform_bits(seeds, steps, ids, stream=rows)
+    noise = gumbel(seeds, steps, ids, stream=rows)
+    for r, i in np.ndindex(2, 3):
+        stream, step = streams[3 * r + i], int(steps[r, i].item())  # type: ignore[arg-type]
+        want = [bits_of((seed, 7)[r], step, token, stream) for token in (0, 5, 2**32 - 1)]
+        assert got[r, i].tolist() == want
+        alone = draw(gumbel, (seed, 7)[r], step, ids, stream)
+        assert np.array(noise[r, i]).tolist() == alone.tolist()
+
+
+def test_stream_0_is_the_noise_without_a_stream() -> None:
+    arguments = (words(*SEEDS[:3]), steps_of([0, 1], [5, 6], [9, 10]), mx.arange(300))
+    for stream in (0, Stream.DRAW, mx.zeros((3, 2), mx.int32)):
+        for function in (uniform_bits, gumbel):
+            plain = function(*arguments)
+            assert mx.array_equal(function(*arguments, stream=stream), plain).item()
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2**31, 2**32 - 300, 2**32 - 2, 2**32 - 1])
+def test_uniform_numbers_are_never_0_and_never_1(bits: int) -> None:
+    step = step_with(bits, seed=99)
+    got = uniform(words(99), steps_of([step]), Stream.DRAW)
+    assert got.shape == (1, 1)
+    assert got.dtype == mx.float32
+    value: float = got.item()  # type: ignore[assignment]
+    assert 2**-33 <= value <= 1 - 2**-24
+    assert value == pytest.approx((bits + 0.5) / 2**32, abs=2**-24)
+
+
+@pytest.mark.parametrize("stream", Stream)
+def test_uniform_numbers_are_uniform_and_follow_from_seed_step_and_stream(stream: Stream) -> None:
+    steps = mx.arange(SAMPLE)[None]
+    u = np.array(uniform(words(11), steps, stream)[0]).astype(np.float64)
+    assert kolmogorov(u) < 1.95
+    assert u[:3].tolist() == pytest.approx(
+        [(bits_of(11, step, 0, stream) + 0.5) / 2**32 for step in range(3)], rel=1e-6
+    )
+    both = np.array(uniform(words(3, 11), mx.array([[0, 1], [0, 1]]), stream))
+    assert both[1].tolist() == u[:2].astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("axis", ["ids", "steps"])
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
+def test_two_streams_share_nothing(one: int, other: int, axis: str) -> None:
+    many = mx.arange(SAMPLE)
+    first, second = (
+        draw(uniform_bits, 11, 5, many, stream)
+        if axis == "ids"
+        else np.array(uniform_bits(words(11), many[None], mx.array([0]), stream=stream)[0, :, 0])
+        for stream in (one, other)
+    )
+    flipped = np.bitwise_count(first ^ second)
+    assert abs(flipped.mean() - 16) < Z * math.sqrt(8 / SAMPLE)
+    assert abs(flipped.var() - 8) < 0.1
+    u, v = first / 2**32 - 0.5, second / 2**32 - 0.5
+    assert abs((u * v).mean() * 12) < Z / math.sqrt(SAMPLE)
+    for shift in (1, 2, 3):
+        assert abs((u[shift:] * v[:-shift]).mean() * 12) < Z / math.sqrt(SAMPLE)
+        assert abs((v[shift:] * u[:-shift]).mean() * 12) < Z / math.sqrt(SAMPLE)
 
 
 def test_the_same_bits_come_compiled_and_not() -> None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm import sample_utils
@@ -17,8 +18,11 @@ from tiny_models import random_state
 
 from specdec.contract import Greedy, Sampled
 from specdec.errors import OptionError, RowIndexError
-from specdec.sampling import RowSamplers, SamplingOptions
+from specdec.sampling import RowSamplers, SamplingOptions, filters
+from specdec.sampling.noise import Stream, seed_words, uniform
+from specdec.sampling.rejection import Drafted
 from specdec.sampling.rows import normalize
+from specdec.verify.members import MemberSampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +99,12 @@ some_options = st.builds(
     temp=st.sampled_from([0.0, 0.3, 1.0, 1.0, 2.5]),
     top_p=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
     min_p=st.sampled_from([0.0, 0.1]),
+    min_tokens_to_keep=st.sampled_from([1, 3]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.05, 0.2]),
+    xtc_special_tokens=st.sampled_from([(), (1, 5), (VOCABULARY,)]),
     top_k=st.sampled_from([0, 1, 5, VOCABULARY, 99]),
+    acceptance=st.sampled_from(["match", "rejection"]),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
 
@@ -141,6 +150,192 @@ def test_a_seed_is_a_property_of_the_row_not_of_its_options() -> None:
     assert first == ids(samplers(shared, seeds=[8]).draw(flat[:1], [0]))[0]
 
 
+# Drafts, and the two rules that judge them.
+
+
+def drafts_of(rows: int, depth: int, data: st.DataObject) -> Drafted:
+    """Drafts of any kind: some the target's favourites, cut or not, with a q or without one."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), label="drafts"))
+    lengths = mx.array(rng.integers(0, depth + 1, rows)) if data.draw(st.booleans()) else None
+    logq = rng.normal(size=(rows, depth, VOCABULARY)).astype(np.float32)
+    return Drafted(
+        mx.array(rng.integers(0, VOCABULARY, (rows, depth))),
+        lengths,
+        normalize(mx.array(logq)) if data.draw(st.booleans()) else None,
+    )
+
+
+@given(st.data())
+def test_any_batch_judges_drafts_as_its_rows_do_alone(data: st.DataObject) -> None:
+    options = data.draw(st.lists(some_options, min_size=1, max_size=5))
+    width = data.draw(st.integers(1, 5))
+    steps = [data.draw(st.integers(0, 2**31)) for _ in options]
+    window = stacked([scores(data.draw(st.integers(0, 99)), width) for _ in options])
+    drafted = drafts_of(len(options), data.draw(st.integers(1, width)), data)
+    rows = samplers(*options)
+    assert rows.rejecting == any(each.acceptance == "rejection" for each in options)
+    got = ids(rows.draw(window, steps, drafted))
+    for r, each in enumerate(options):
+        index = mx.array([r])
+        theirs = drafted.take(index)
+        assert ids(samplers(each).draw(window[index], [steps[r]], theirs)) == [got[r]]
+        assert ids(rows.draw_one(r, window[index], steps[r], theirs)) == [got[r]]
+        for i in range(width):  # and position by position, each with the draft that stands there
+            left = None
+            if i < theirs.tokens.shape[1]:
+                left = Drafted(
+                    theirs.tokens[:, i : i + 1],
+                    None if theirs.lengths is None else theirs.lengths - i,
+                    None if theirs.logq is None else theirs.logq[:, i : i + 1],
+                )
+            one = rows.draw_one(r, window[index, i : i + 1], steps[r] + i, left)
+            assert ids(one) == [[got[r][i]]]
+        if each.acceptance == "match" or each.temp == 0:
+            assert ids(samplers(each).draw(window[index], [steps[r]])) == [got[r]]
+
+
+@given(st.data())
+def test_behind_its_drafts_a_row_draws_by_rejection_what_it_draws_by_match(
+    data: st.DataObject,
+) -> None:
+    options = evolve(data.draw(some_options), acceptance="rejection")
+    window = stacked([scores(data.draw(st.integers(0, 99)))] * 3)
+    drafted = evolve(drafts_of(3, 3, data), lengths=mx.array([0, 1, 3]))
+    steps = [data.draw(st.integers(0, 99))] * 3
+    seeds = [1, 2, 3]
+    got = ids(samplers(*[options] * 3, seeds=seeds).draw(window, steps, drafted))
+    match = evolve(options, acceptance="match")
+    want = ids(samplers(*[match] * 3, seeds=seeds).draw(window, steps))
+    assert [row[n:] for row, n in zip(got, (0, 1, 3), strict=True)] == [
+        row[n:] for row, n in zip(want, (0, 1, 3), strict=True)
+    ]
+    assert ids(samplers(*[options] * 3, seeds=seeds).draw(window, steps)) == want
+    if options.temp == 0:
+        assert got == want
+
+
+def test_by_rejection_drafts_decide_what_is_drawn() -> None:
+    options = SamplingOptions(temp=1.0, seed=1, acceptance="rejection")
+    flat = mx.zeros((1, 40, VOCABULARY)) - math.log(VOCABULARY)
+    drafts = mx.arange(40)[None] % VOCABULARY
+    got = np.array(samplers(options).draw(flat, [0], Drafted(drafts)))
+    sure = np.array(samplers(options).draw(flat, [0], Drafted(drafts, None, flat)))
+    assert (sure == np.array(drafts)).all()
+    assert 0 < (got == np.array(drafts)).sum() < 12
+
+
+def solo_of(options: SamplingOptions, seed: int, row: int, drafted: Drafted) -> list[int]:
+    """A row's window alone, after 50 unrelated requests have come and gone."""
+    alone = samplers(*[SamplingOptions(temp=0.8)] * 50)
+    alone.filter_rows([])
+    alone.prepare_append([(options, seed)]).commit()
+    theirs = drafted.take(mx.array([row]))
+    return ids(alone.draw(stacked([SCORES[row]]), [STEPS[row]], theirs))[0]
+
+
+@pytest.mark.parametrize("rules", ["mmmm", "rrrr", "mrmr", "rmrm", "mmrr"])
+def test_greedy_seeded_and_unseeded_rows_draw_in_all_24_orders_what_they_draw_alone(
+    rules: str,
+) -> None:
+    asked = (
+        SamplingOptions(),
+        SamplingOptions(temp=1.0, seed=1),
+        SamplingOptions(temp=1.0),
+        SamplingOptions(temp=1.0, seed=2),
+    )
+    named: dict[str, Any] = {"m": "match", "r": "rejection"}
+    options = [
+        evolve(each, acceptance=named[rule]) for each, rule in zip(asked, rules, strict=True)
+    ]
+    seeds = [each.resolved_seed() for each in options]
+    logq = normalize(stacked([scores(50 + r, 3) for r in range(4)]))
+    drafted = Drafted(mx.argmax(logq, axis=-1), mx.array([3, 2, 3, 1]), logq)
+    want = [solo_of(options[r], seeds[r], r, drafted) for r in range(4)]
+    for order in itertools.permutations(range(4)):
+        rows = samplers(*(options[r] for r in order), seeds=[seeds[r] for r in order])
+        theirs = drafted.take(mx.array(order))
+        window = stacked([SCORES[r] for r in order])
+        assert ids(rows.draw(window, [STEPS[r] for r in order], theirs)) == [want[r] for r in order]
+    for r in range(4):  # as row 2 of 3
+        others = [other for other in range(4) if other != r]
+        order = (others[0], r, others[1])
+        rows = samplers(*(options[o] for o in order), seeds=[seeds[o] for o in order])
+        window = stacked([SCORES[o] for o in order])
+        got = rows.draw(window, [STEPS[o] for o in order], drafted.take(mx.array(order)))
+        assert ids(got)[1] == want[r]
+    assert want[0] == SCORES[0].argmax(-1).tolist()
+    flat = mx.zeros((1, 64, 1000))
+    unseeded = samplers(options[2], seeds=[seeds[2]]).draw(flat, [0])
+    assert len(set(ids(unseeded)[0])) > 50
+
+
+def test_the_coin_of_xtc_is_the_row_s_own_at_each_step() -> None:
+    table = scores(17, 1)[0]
+    options = SamplingOptions(temp=1.0, xtc_probability=0.3, xtc_threshold=0.1)
+    logprobs = mx.broadcast_to(mx.array(table.astype(np.float32)), (2, VOCABULARY))
+    rows = samplers(options, options, seeds=[5, 6])
+    plain = samplers(*[SamplingOptions(temp=1.0)] * 2, seeds=[5, 6])
+    out = filters.xtc(logprobs, 0.1)
+    fell: list[list[bool]] = []
+    for step in range(400):
+        got = rows.log_distribution(logprobs, [step, step + 1000])
+        words = mx.array([seed_words(5), seed_words(6)], mx.uint32)
+        coin = uniform(words, mx.array([[step], [step + 1000]]), Stream.XTC)[:, 0] <= 0.3
+        with_xtc = normalize(out)
+        want = mx.where(coin[:, None], with_xtc, plain.log_distribution(logprobs, [0, 0]))
+        assert mx.allclose(mx.exp(got), mx.exp(want), atol=1e-6).item()
+        fell.append(coin.tolist())  # type: ignore[arg-type]
+    shares = np.mean(np.array(fell), axis=0)
+    assert (np.abs(shares - 0.3) < 4 * math.sqrt(0.21 / 400)).all()
+    assert fell != [[both[1], both[0]] for both in fell]
+
+
+# What a drafter can say that it drew from.
+
+
+@given(st.data())
+def test_the_declared_distribution_is_that_of_the_options(data: st.DataObject) -> None:
+    # XTC's two cases are told apart above; here it applies always or never.
+    options = [
+        evolve(each, xtc_probability=float(each.xtc_probability > 0.5))
+        for each in data.draw(st.lists(some_options, min_size=1, max_size=4))
+    ]
+    parts = [scores(data.draw(st.integers(0, 99)), 1)[0] for _ in options]
+    steps = [data.draw(st.integers(0, 99)) for _ in options]
+    rows = samplers(*options)
+    got = rows.log_distribution(stacked(parts), steps)
+    assert got.dtype == mx.float32
+    for each, table, row in zip(options, parts, np.array(got, np.float64), strict=True):
+        if each.temp == 0:
+            want = np.where(np.arange(VOCABULARY) == table.argmax(), 1.0, 0.0)
+            assert np.exp(row).tolist() == want.tolist()
+        else:
+            want = exact(table, each)
+            assert np.abs(np.exp(row) - want).max() < 1e-5
+            assert ((row == -np.inf) == (want == 0)).all()
+    drawn = rows.sample(stacked(parts), steps)
+    assert mx.isfinite(mx.take_along_axis(got, drawn[:, None], axis=1)).all().item()
+
+
+def test_a_row_with_a_callable_declares_what_it_drafts() -> None:
+    rows = samplers(SamplingOptions(sampler=lambda logprobs: logprobs), SamplingOptions(temp=1.0))
+    got = np.array(rows.log_distribution(stacked([SCORES[0][0], SCORES[1][0]]), [0, 0]))
+    assert np.flatnonzero(np.isfinite(got[0])).tolist() == [SCORES[0][0].argmax()]
+    assert not rows.rejecting
+
+
+def test_members_of_a_group_are_told_their_own_rows_distributions() -> None:
+    rows = samplers(*MIXED)
+    members = MemberSampling(rows)
+    whole = np.array(rows.log_distribution(stacked([s[0] for s in SCORES]), STEPS))
+    members.bind(None, 4)
+    got = members.log_distribution(stacked([s[0] for s in SCORES]), STEPS)
+    assert np.array(got).tolist() == whole.tolist()
+    members.bind([1, 3], 4)
+    got = members.log_distribution(stacked([SCORES[1][0], SCORES[3][0]]), [STEPS[1], STEPS[3]])
+    assert np.array(got).tolist() == whole[[1, 3]].tolist()
+
+
 # Distribution.
 
 DRAWS = 20_000
@@ -160,7 +355,16 @@ def exact(table: Floats, options: SamplingOptions) -> Floats:
         count = int(np.searchsorted(np.cumsum(p[ranked]), options.top_p)) + 1
         p = np.where(np.isin(np.arange(len(p)), ranked[:count]), p, 0)
     if options.min_p:
-        p = np.where(p >= options.min_p * p.max(), p, 0)
+        enough = p >= options.min_p * p.max()
+        enough[ranked[: options.min_tokens_to_keep]] = True
+        p = np.where(enough, p, 0)
+    if options.xtc_probability:
+        assert options.xtc_probability == 1, "else there are two distributions"
+        top = p / p.sum() > options.xtc_threshold
+        top &= p > p[top].min(initial=np.inf)
+        top[[token for token in options.xtc_special_tokens if token < len(p)]] = False
+        p = np.where(top, 0, p)
+        ranked = np.argsort(-p)
     if 0 < options.top_k < len(p):
         p = np.where(np.isin(np.arange(len(p)), ranked[: options.top_k]), p, 0)
     p = p ** (1 / options.temp)
@@ -191,6 +395,8 @@ def counted(table: Floats, options: SamplingOptions, draws: int = DRAWS) -> list
         SamplingOptions(temp=1.5, min_p=0.1, seed=6),
         SamplingOptions(temp=1.0, top_k=5, seed=7),
         SamplingOptions(temp=1.3, top_p=0.95, min_p=0.02, top_k=9, seed=8),
+        SamplingOptions(temp=1.0, min_p=0.4, min_tokens_to_keep=6, seed=9),
+        SamplingOptions(temp=1.2, xtc_probability=1.0, xtc_special_tokens=(2,), seed=10),
     ],
 )
 def test_draws_have_the_distribution_that_the_options_ask_for(options: SamplingOptions) -> None:
@@ -347,6 +553,11 @@ def test_a_filter_of_rows_that_are_not_there_changes_nothing(keep: list[int]) ->
         *itertools.product(["top_p", "min_p"], [1.01, 2]),
         *itertools.product(["top_k"], [-1, 1.0, True, "3", None]),
         *itertools.product(["seed"], [1.0, False, "3"]),
+        *itertools.product(["xtc_probability"], [-0.1, 1.01, math.nan, True, "1", None]),
+        *itertools.product(["xtc_threshold"], [-0.1, 0.51, math.nan, math.inf, False, "0", None]),
+        *itertools.product(["min_tokens_to_keep"], [0, -1, 1.0, True, "3", None]),
+        *itertools.product(["xtc_special_tokens"], [None, 3, "12", b"12", {1: 2}]),
+        *itertools.product(["acceptance"], ["Match", "", None, True, ["match"], 1]),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named_with_its_option(name: str, value: Any) -> None:
@@ -358,7 +569,37 @@ def test_a_value_that_makes_no_sense_is_named_with_its_option(name: str, value: 
     assert isinstance(raised.value, ValueError)
 
 
-@pytest.mark.parametrize("other", [{"temp": 1.0}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 4}])
+@pytest.mark.parametrize("token", [-1, 1.0, True, "3", None, [1]])
+def test_a_special_token_that_is_no_id_is_named(token: Any) -> None:
+    with pytest.raises(OptionError) as raised:
+        SamplingOptions(xtc_special_tokens=(3, token))
+    assert str(raised.value).startswith(f"xtc_special_tokens has {token!r};")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_special_token_beyond_a_vocabulary_is_refused_where_that_is_known() -> None:
+    options = SamplingOptions(xtc_special_tokens=[3, 9])
+    assert options.xtc_special_tokens == (3, 9)
+    options.check_vocabulary(10)
+    with pytest.raises(OptionError, match=r"^xtc_special_tokens has 9; .* 0 to 8$"):
+        options.check_vocabulary(9)
+
+
+def test_both_acceptance_rules_are_named_where_another_one_is_asked_for() -> None:
+    with pytest.raises(OptionError, match=r"'typical'.*'match' or 'rejection'"):
+        SamplingOptions(acceptance="typical")  # type: ignore[arg-type]
+
+
+def test_a_sampler_s_distribution_is_not_known_so_nothing_is_rejected_by_it() -> None:
+    with pytest.raises(OptionError, match="'rejection' with a sampler") as raised:
+        SamplingOptions(sampler=lambda logprobs: logprobs, acceptance="rejection")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"temp": 1.0}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 4}, {"xtc_probability": 0.1}],
+)
 def test_a_sampler_leaves_nothing_to_the_other_options(other: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="sampler") as raised:
         SamplingOptions(sampler=lambda logprobs: logprobs, **other)
@@ -381,6 +622,12 @@ def test_a_sampler_leaves_nothing_to_the_other_options(other: dict[str, Any]) ->
         {"seed": -1},
         {"seed": 2**64 - 1},
         {"seed": None},
+        {"xtc_probability": 1},
+        {"xtc_threshold": 0},
+        {"xtc_threshold": 0.5},
+        {"xtc_special_tokens": ()},
+        {"min_tokens_to_keep": 10**9},
+        {"acceptance": "rejection"},
     ],
 )
 def test_values_at_the_edges_are_taken(good: dict[str, Any]) -> None:

@@ -77,7 +77,8 @@ class RowSampling(Protocol):
 
     A draw depends on the row's ``(seed, step)`` and the scores, and on nothing else: not on the
     batch, the row's place, the width, or what was drafted. A drafter that samples uses the same
-    noise as the target's draw at that position, so its drafts are accepted far more often.
+    noise as the target's draw at that position, so its drafts are accepted far more often. Only
+    rows that chose rejection sampling also depend on their drafts, on the target's side.
     """
 
     @property
@@ -97,6 +98,21 @@ class RowSampling(Protocol):
 
         Returns:
             ``[B]`` ids.
+        """
+
+    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        """The distribution that :meth:`sample` draws from, for drafts that declare theirs.
+
+        Whether a position gets a draft must not depend on the draft that it would get: a draft
+        that was drawn and then left out makes the distribution another one than is declared.
+
+        Args:
+            logprobs: as for :meth:`sample`.
+            steps: as for :meth:`sample`.
+
+        Returns:
+            ``[B, V]`` float32 log-probabilities after filters and temperature, normalised. For
+            greedy rows 0 at the argmax and ``-inf`` elsewhere.
         """
 
 

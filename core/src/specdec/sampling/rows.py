@@ -9,15 +9,17 @@ from attrs import frozen
 
 from specdec.contract import Greedy, Sampled, Swap, check_keep
 from specdec.sampling import filters
-from specdec.sampling.noise import gumbel, seed_words
+from specdec.sampling.noise import Stream, gumbel, seed_words, uniform
+from specdec.sampling.rejection import log_normalize, rejection_draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specdec.contract import PendingChange, Selection
-    from specdec.sampling.options import SamplingOptions
+    from specdec.sampling.options import DrawKey, SamplingOptions
+    from specdec.sampling.rejection import Drafted
 
-__all__ = ["RowSamplers", "normalize"]
+__all__ = ["RowSamplers", "normalize", "nothing_left"]
 
 
 def normalize(logits: mx.array) -> mx.array:
@@ -29,21 +31,99 @@ def normalize(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
+def nothing_left(logits: mx.array) -> mx.array:
+    """Where every id is excluded, so that no token can be drawn.
+
+    Args:
+        logits: ``[..., V]`` logits or log-probabilities, after processors and grammar masks.
+
+    Returns:
+        ``[...]`` bools: all of a position's scores are ``-inf`` (their log-probabilities are
+        NaN), or one of them is NaN.
+    """
+    # A comparison with NaN is false, and the maximum of anything with NaN is NaN.
+    return mx.logical_not(mx.max(logits, axis=-1) > -mx.inf)
+
+
 @frozen(eq=False)
 class _Row:
     options: SamplingOptions
     seed: int
 
-    @property
-    def draw_key(self) -> tuple[float, float, float, int] | None:
-        return None if self.options.greedy else self.options.filters
+
+@frozen(eq=False)
+class _Alike:
+    """Rows that are drawn in one operation, at W positions each.
+
+    Attributes:
+        key: what they share; ``None`` for greedy rows.
+        logprobs: ``[b, W, V]`` log-probabilities at temperature 1.
+        steps: ``[b, W]`` uint32.
+        seeds: ``[b, 2]`` uint32.
+        drafted: their drafts, where they judge them by rejection.
+    """
+
+    key: DrawKey | None
+    logprobs: mx.array
+    steps: mx.array
+    seeds: mx.array
+    drafted: Drafted | None = None
+
+    def scores(self, key: DrawKey) -> mx.array:
+        """Scores ``[b, W, V]`` float32 after filters and temperature, not normalised."""
+        temp, top_p, (min_p, least), xtc, top_k, _ = key
+        kept = self.logprobs
+        if top_p > 0:
+            kept = filters.top_p(kept, top_p)
+        if min_p > 0:
+            kept = filters.min_p(kept, min_p, least)
+        if xtc is not None:
+            probability, threshold, special = xtc
+            applies = uniform(self.seeds, self.steps, Stream.XTC) <= probability
+            kept = mx.where(applies[..., None], filters.xtc(kept, threshold, special), kept)
+        if 0 < top_k < kept.shape[-1]:
+            kept = filters.top_k(kept, top_k)
+        return kept.astype(mx.float32) * (1.0 / temp)
+
+    def draw(self) -> mx.array:
+        """Ids ``[b, W]``."""
+        if self.key is None or self.key.temp == 0:  # greedy, or a callable of the user's
+            return mx.argmax(self.logprobs, axis=-1)
+        scores = self.scores(self.key)
+        if self.key.rejection and self.drafted is not None and self.drafted.tokens.shape[1]:
+            return rejection_draw(scores, self.steps, seeds=self.seeds, drafted=self.drafted)
+        return self.sample(scores, Stream.RESIDUAL if self.key.rejection else Stream.DRAW)
+
+    def draft(self) -> mx.array:
+        """Ids ``[b, W]`` as a drafter draws them, with the match rule's noise under either rule.
+
+        Under rejection the target never draws with that noise: a drafter may draw a token with it
+        and keep it to itself because of what it is.
+        """
+        if self.key is None or self.key.temp == 0:
+            return mx.argmax(self.logprobs, axis=-1)
+        return self.sample(self.scores(self.key), Stream.DRAW)
+
+    def sample(self, scores: mx.array, stream: Stream) -> mx.array:
+        """Ids ``[b, W]`` of scores, with the noise of a stream."""
+        ids = mx.arange(scores.shape[-1], dtype=mx.uint32)
+        return mx.argmax(scores + gumbel(self.seeds, self.steps, ids, stream=stream), axis=-1)
+
+    def log_distribution(self) -> mx.array:
+        """``[b, W, V]`` float32, normalised: what :meth:`draw` draws from."""
+        if self.key is None or self.key.temp == 0:
+            best = mx.argmax(self.logprobs, axis=-1, keepdims=True)
+            ids = mx.arange(self.logprobs.shape[-1], dtype=best.dtype)
+            sure = mx.where(ids == best, 0.0, -mx.inf).astype(mx.float32)
+            return mx.where(nothing_left(self.logprobs)[..., None], -mx.inf, sure)
+        return log_normalize(self.scores(self.key))
 
 
 class RowSamplers:
     """Samplers of B rows; implements the contract's ``RowSampling``.
 
     Rows with equal options are drawn in one operation. A draw depends on the row's
-    ``(seed, step)`` and scores alone.
+    ``(seed, step)`` and scores alone, and with the rejection rule also on its drafts.
     """
 
     def __init__(self) -> None:
@@ -59,6 +139,11 @@ class RowSamplers:
     def stateless(self) -> bool:
         """Whether no row has a sampler callable of the user's."""
         return self._stateless
+
+    @property
+    def rejecting(self) -> bool:
+        """Whether a row judges its drafts by rejection sampling."""
+        return any(row.options.acceptance == "rejection" for row in self._rows)
 
     @property
     def selection(self) -> Selection:
@@ -85,14 +170,28 @@ class RowSamplers:
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
         """Each row's draw at one position: ``[B, V] -> [B]`` (for drafters)."""
-        return self.draw(logprobs[:, None], steps)[:, 0]
+        alike = self._alike(logprobs[:, None], steps)
+        return self._in_order([each.draft() for each in alike])[:, 0]
 
-    def draw(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        """What :meth:`sample` draws from: ``[B, V] -> [B, V]`` float32 log-probabilities.
+
+        After filters (XTC's coin of that step included) and temperature, normalised. For greedy
+        rows 0 at the argmax and ``-inf`` elsewhere; ``-inf`` throughout where nothing is left.
+        """
+        alike = self._alike(logprobs[:, None], steps)
+        return self._in_order([each.log_distribution() for each in alike])[:, 0]
+
+    def draw(
+        self, logprobs: mx.array, steps: Sequence[int], drafted: Drafted | None = None
+    ) -> mx.array:
         """Each row's draw at every position of a window.
 
         Args:
             logprobs: ``[B, W, V]`` log-probabilities at temperature 1.
             steps: B ints, samples drawn before the window's first position.
+            drafted: the drafts of all rows, from the window's first position on. Only rows with
+                the rejection rule look at them.
 
         Returns:
             ``[B, W]`` uint32 ids, on the device. Rows with a callable get their argmax: the
@@ -100,38 +199,46 @@ class RowSamplers:
         """
         if self._plan == [(None, None)]:
             return mx.argmax(logprobs, axis=-1)
+        return self._in_order([each.draw() for each in self._alike(logprobs, steps, drafted)])
+
+    def draw_one(
+        self, row: int, logprobs: mx.array, step: int, drafted: Drafted | None = None
+    ) -> mx.array:
+        """One row's draw alone, the same as :meth:`draw` gives it: ``[1, w, V] -> [1, w]``.
+
+        For rows that are drawn position by position; not for rows with a callable.
+
+        Args:
+            row: its number.
+            logprobs: ``[1, w, V]`` log-probabilities at temperature 1.
+            step: samples drawn before the first of these positions.
+            drafted: its drafts, one row, from the first of these positions on.
+        """
+        width = logprobs.shape[1]
+        positions = mx.array([step], mx.uint32)[:, None] + mx.arange(width, dtype=mx.uint32)
+        seeds = self._seeds[row : row + 1]
+        key = self._rows[row].options.draw_key
+        return _Alike(key, logprobs, positions, seeds, drafted).draw()
+
+    def _alike(
+        self, logprobs: mx.array, steps: Sequence[int], drafted: Drafted | None = None
+    ) -> list[_Alike]:
         width = logprobs.shape[1]
         positions = mx.array(list(steps), mx.uint32)[:, None] + mx.arange(width, dtype=mx.uint32)
         if len(self._plan) == 1:
-            return self._draw_alike(self._plan[0][0], logprobs, positions, self._seeds)
+            return [_Alike(self._plan[0][0], logprobs, positions, self._seeds, drafted)]
         parts = []
         for key, index in self._plan:
             assert index is not None
-            parts.append(
-                self._draw_alike(key, logprobs[index], positions[index], self._seeds[index])
-            )
-        return mx.concatenate(parts, axis=0)[self._inverse]
+            theirs = None
+            if drafted is not None and key is not None and key.rejection:
+                theirs = drafted.take(index)
+            parts.append(_Alike(key, logprobs[index], positions[index], self._seeds[index], theirs))
+        return parts
 
-    @staticmethod
-    def _draw_alike(
-        key: tuple[float, float, float, int] | None,
-        logprobs: mx.array,
-        steps: mx.array,
-        seeds: mx.array,
-    ) -> mx.array:
-        if key is None or key[0] == 0:  # greedy, or a callable of the user's
-            return mx.argmax(logprobs, axis=-1)
-        temp, top_p, min_p, top_k = key
-        vocabulary = logprobs.shape[-1]
-        kept = logprobs
-        if top_p > 0:
-            kept = filters.top_p(kept, top_p)
-        if min_p > 0:
-            kept = filters.min_p(kept, min_p)
-        if 0 < top_k < vocabulary:
-            kept = filters.top_k(kept, top_k)
-        noise = gumbel(seeds, steps, mx.arange(vocabulary, dtype=mx.uint32))
-        return mx.argmax(kept.astype(mx.float32) * (1.0 / temp) + noise, axis=-1)
+    def _in_order(self, parts: list[mx.array]) -> mx.array:
+        """Rows of the plan's groups, put back where they stand."""
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)[self._inverse]
 
     def _swap(self, rows: list[_Row]) -> None:
         self._rows = rows
@@ -139,12 +246,12 @@ class RowSamplers:
 
     def _bind(self) -> None:
         """Group rows by equal options; resolved at membership changes, not in rounds."""
-        groups: dict[tuple[float, float, float, int] | None, list[int]] = {}
+        groups: dict[DrawKey | None, list[int]] = {}
         for row, sampler in enumerate(self._rows):
-            groups.setdefault(sampler.draw_key, []).append(row)
+            groups.setdefault(sampler.options.draw_key, []).append(row)
         self._stateless = all(row.options.sampler is None for row in self._rows)
         self._seeds = mx.array([seed_words(row.seed) for row in self._rows] or [(0, 0)], mx.uint32)
-        self._plan: list[tuple[tuple[float, float, float, int] | None, mx.array | None]]
+        self._plan: list[tuple[DrawKey | None, mx.array | None]]
         if len(groups) <= 1:
             self._plan = [(next(iter(groups), None), None)]
             return
