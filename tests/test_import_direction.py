@@ -24,10 +24,11 @@ MAY_IMPORT = {
     "errors": set[str](),
     "contract": {"errors"},
     "plugins": {"errors", "contract"},
+    "grammar": {"errors", "contract"},
     **dict.fromkeys(NUMERICS | {"verify", "targets"}, {"errors", "contract"} | NUMERICS),
 }
 LOWER = {*MAY_IMPORT}
-FRONT = {"generation", "batch", "drafters", "benchmark", "models"}
+FRONT = {"generation", "requests", "batch", "drafters", "benchmark", "models"}
 MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
 MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec", "scaffold"}, "specdec": LOWER | FRONT}
 MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "scaffold": {"errors"}, "__main__": {"cli"}}
@@ -35,9 +36,9 @@ MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "scaffold": {"errors"}, "__main__": {"c
 # verify is annotated with what it drives; it never imports it at run time.
 MAY_NAME_IN_TYPES = {("verify", "targets")}
 
-HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "safetensors", "numpy"}
+HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "safetensors", "numpy", "llguidance"}
 LIGHT = {"specdec", "errors", "contract", "plugins", "cli", "models", "scaffold"}
-MLX_AT_IMPORT = NUMERICS | FRONT | {"targets", "verify", "testing"}
+MLX_AT_IMPORT = NUMERICS | FRONT | {"targets", "verify", "testing", "grammar"}
 NEVER_MLX = {"errors", "contract", "plugins", "scaffold"}
 PURE = {"verify/accept.py"}
 
@@ -208,6 +209,25 @@ def test_the_conformance_kit_alone_imports_what_it_is_installed_with() -> None:
                 tests = found.root in {"hypothesis", "pytest"}
                 if tests or found.module.startswith("specdec.testing"):
                     wrong.append(where(path, found))
+    assert not wrong
+
+
+def test_the_grammar_part_alone_imports_the_grammar_engine() -> None:
+    importers = {part for _, part, found in core_imports() if found.root == "llguidance"}
+    assert importers == {"grammar"}
+
+
+def test_a_grammar_can_be_written_down_without_the_grammar_engine() -> None:
+    wrong = [
+        where(path, found)
+        for path, part, found in core_imports()
+        if part == "grammar"
+        and path.name in {"__init__.py", "grammar.py"}
+        and (found.root in HEAVY or found.module.startswith("specdec.grammar."))
+        and found.module != "specdec.grammar.grammar"
+        and not found.in_function
+        and not found.for_types
+    ]
     assert not wrong
 
 

@@ -12,6 +12,7 @@ Each message is one line: what happened, what was given, what to do. The tree::
     ├── CheckpointError             a checkpoint that does not fit where it is restored
     ├── TargetError
     │   ├── TargetLacksError        the target has no such port
+    │   ├── AdapterError            a drafter that is not made for a target under an adapter
     │   ├── UnsupportedModelError   a model that cannot be driven from outside
     │   └── RollbackError           state that cannot keep exactly what was asked
     ├── PluginError
@@ -24,6 +25,8 @@ Each message is one line: what happened, what was given, what to do. The tree::
     ├── ModelNotFoundError          a model name that leads nowhere
     ├── OptionError                 a request option that makes no sense (also a ValueError)
     │   └── UnsupportedOptionError  an option of mlx-lm that specdec does not serve yet
+    ├── ConstraintError             a token that a row's constraint does not allow, or a constraint
+    │                               that cannot go on
     └── GroupFailedError            the target failed; its requests can be admitted again
 """
 
@@ -35,11 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "AdapterError",
     "AmbiguousArtifactError",
     "ArtifactError",
     "BrokenPluginError",
     "CheckpointError",
     "ClosedError",
+    "ConstraintError",
     "ContractError",
     "GroupFailedError",
     "KindConflictError",
@@ -175,6 +180,24 @@ class TargetLacksError(TargetError):
         )
 
 
+class AdapterError(TargetError):
+    """A drafter is not made for a target that runs under an adapter.
+
+    Attributes:
+        drafter: the drafter's kind.
+        adapters: types of the adapter layers in the target.
+    """
+
+    def __init__(self, drafter: str, adapters: Sequence[str]) -> None:
+        self.drafter = drafter
+        self.adapters = tuple(adapters)
+        super().__init__(
+            f"drafter {drafter} does not support a target under an adapter, and this one has "
+            f"{', '.join(self.adapters)}; generate without a drafter, fuse the adapter "
+            "(mlx_lm.fuse), or use a drafter that supports adapters, such as ngram"
+        )
+
+
 class UnsupportedModelError(TargetError):
     """A model that cannot be driven from outside."""
 
@@ -229,6 +252,10 @@ class UnsupportedOptionError(OptionError):
     def __init__(self, option: str, hint: str) -> None:
         self.option = option
         super().__init__(f"{option} is not supported by specdec yet; {hint}")
+
+
+class ConstraintError(SpecdecError):
+    """A token that a row's constraint does not allow, or a constraint that cannot go on."""
 
 
 class GroupFailedError(SpecdecError):

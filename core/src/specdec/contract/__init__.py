@@ -6,6 +6,7 @@ may be called; the docstrings here say it per method.
 
 from specdec.contract.changes import PendingChange, Swap, append, check_keep, commit_all
 from specdec.contract.checkpoint import Attachment, RowCheckpoint
+from specdec.contract.constraint import TokenConstraint
 from specdec.contract.provider import (
     DeclaresTaps,
     DeclaresVocabulary,
@@ -75,6 +76,7 @@ __all__ = [
     "SupportsPreview",
     "Swap",
     "TargetView",
+    "TokenConstraint",
     "VocabularySubset",
     "append",
     "check_keep",
