@@ -40,7 +40,7 @@ from specdec import Request, Row, VerifyGroup
 from specdec.contract import ContextKind, PrefillMode
 from specdec.errors import ClosedError, OptionError, RoundOpenError, TargetLacksError
 from specdec.state import RaggedState
-from specdec.verify import flight, verifier
+from specdec.verify import flight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +129,7 @@ class Watched:
         self.seen = 0
 
     def lengths(self) -> dict[int, int]:
-        state = self.group._state
+        state = self.group._live.state
         assert state is not None
         return {id(row): length for row, length in zip(self.group.rows, state.lengths, strict=True)}
 
@@ -146,7 +146,7 @@ class Watched:
         drafter = [g for g in self.provider.groups if g.decodes and not g.closed]
         latest = self.provider.rounds[self.seen :]
         self.seen = len(self.provider.rounds)
-        early = self.group._flight
+        early = self.group._live.flight
         for row in self.group.rows:
             # I1: everything before the pending token is in the cache; a plain window that was
             # begun early and kept at a retirement has read that one too.
@@ -298,7 +298,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return wait(array)
 
     monkeypatch.setattr(flight, "host_read", counted)
-    monkeypatch.setattr(verifier, "host_read", counted)
     return seen
 
 
@@ -388,9 +387,12 @@ def test_nothing_else_in_the_executor_waits_for_the_device() -> None:
     assert len(files) > 10
     assert {wait for path in files for wait in waits(path)} == {
         ("flight.py", "host_read", "tolist"),
-        ("prefill.py", "read", "eval"),
+        ("flight.py", "host_reads", "eval"),
+        ("prefill.py", "_read", "eval"),
         ("prefill.py", "_restored", "eval"),  # a row from the prefix cache, when it is admitted
         ("handover.py", "give_back", "eval"),
+        ("external.py", "read_external", "eval"),
+        ("lane.py", "_shown", "tolist"),  # a preview, which somebody asked for
     }
 
 

@@ -45,7 +45,7 @@ from specdec.contract import (
 from specdec.errors import GroupFailedError, OptionError, one_line
 from specdec.state import RaggedState
 from specdec.targets import MlxLmTarget
-from specdec.verify import flight, verifier
+from specdec.verify import flight
 from specdec.verify.lane import MAX_FAILURES, MAX_FAULTS
 from specdec.verify.proposals import check_host
 
@@ -265,7 +265,7 @@ def test_a_prepared_change_that_raises_when_it_is_discarded_harms_nobody(
         commit_all([*build, full])
 
     with monkeypatch.context() as patch:
-        patch.setattr("specdec.verify.group.commit_all", failing)
+        patch.setattr("specdec.verify.live.commit_all", failing)
         with pytest.raises(MemoryError):
             group.admit([request(PROMPTS[1], max_tokens=9, num_draft_tokens=3)])
     assert group.rows == [live]
@@ -1203,7 +1203,7 @@ def test_rows_that_cannot_be_joined_leave_the_live_rows_as_they_were(
         with pytest.raises(MemoryError):
             group.admit([request(PROMPTS[1], max_tokens=9, num_draft_tokens=4)])
     assert group.rows == [live]
-    assert group._samplers.row_count == 1
+    assert group._live.samplers.row_count == 1
     [late] = group.admit([request(PROMPTS[1], max_tokens=9, num_draft_tokens=4)])
     drain(group)
     assert live.emitted == TEXTS[0].output[:20]
@@ -1289,7 +1289,7 @@ def test_the_first_tokens_of_whole_prompts_are_read_at_once() -> None:
     provider = provider_of({}, reader="whole prompt")
     group = VerifyGroup(target(), provider, drafter="scripted")
     rows = group.admit([request(p, max_tokens=5, num_draft_tokens=2) for p in PROMPTS[:3]])
-    with mock.patch.object(verifier, "host_read", side_effect=flight.host_read) as read:
+    with mock.patch.object(flight, "host_read", side_effect=flight.host_read) as read:
         with group.round() as done:
             done.deliver_all()
         assert read.call_count == 1

@@ -230,7 +230,7 @@ def test_a_plain_window_that_was_begun_early_is_used_when_rows_join(
     for _ in range(rounds):
         with group.round() as done:
             done.deliver_all()
-    assert group._flight is not None
+    assert group._live.flight is not None
     late = group.admit(
         [request(prompt, max_tokens=6) for prompt in (PROMPTS[0], PROMPTS[3])[:joining]]
     )
@@ -262,7 +262,7 @@ def test_a_row_that_drafts_joins_rows_that_decode_plainly_with_an_early_window(
     for _ in range(3):
         with group.round() as done:
             done.deliver_all()
-    assert group._flight is not None
+    assert group._live.flight is not None
     late, later = group.admit(
         [
             request(PROMPTS[3], max_tokens=budget, num_draft_tokens=3),

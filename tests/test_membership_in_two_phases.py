@@ -43,7 +43,7 @@ from specdec.sampling import RowSamplers
 from specdec.state import NativeState, RaggedState
 from specdec.targets import MlxLmTarget
 from specdec.verify import flight
-from specdec.verify import group as executor
+from specdec.verify import live as executor
 from specdec.verify.lane import MAX_FAILURES, DraftLane
 from specdec.verify.members import MemberSampling
 
@@ -217,13 +217,13 @@ def check_in_step(group: VerifyGroup, provider: Drafter | None) -> None:
     [open_group] = groups
     # A row whose whole prompt was read and whose first token is not drawn is as far as its prompt.
     read = [
-        tuple(row.tokens if place in group._firsts else row.tokens[:-1])
+        tuple(row.tokens if place in group._live.firsts else row.tokens[:-1])
         for place, row in enumerate(group.rows)
     ]
-    assert group._lane is not None
-    places = list(group._lane._members.rows)
+    assert group._live.drafting.lane is not None
+    places = list(group._live.drafting.lane._members.rows)
     assert places == sorted(places)
-    assert [id(row) for row in group._lane._members.rows.values()] == [
+    assert [id(row) for row in group._live.drafting.lane._members.rows.values()] == [
         id(group.rows[place]) for place in places
     ]
     assert [tuple(held.tokens) for held in open_group.rows] == [read[place] for place in places]
@@ -257,7 +257,7 @@ class Picture:
 
 
 def picture(group: VerifyGroup, provider: Drafter | None) -> Picture:
-    state, early = group._state, group._flight
+    state, early = group._live.state, group._live.flight
     ahead = 0 if state is None else state.open_width
     drafts = None
     if provider is not None and any(each.decodes for each in provider.left_open):
@@ -271,10 +271,10 @@ def picture(group: VerifyGroup, provider: Drafter | None) -> Picture:
         [row.processed + ahead for row in group.rows],
         [] if state is None or not group.rows else [n + ahead for n in state.lengths],
         [] if state is None or not group.rows else [mx.array(a) for a in state.arrays()],
-        [(row.options, row.seed) for row in group._samplers._rows],
+        [(row.options, row.seed) for row in group._live.samplers._rows],
         drafts,
-        None if early is None else (early.samples.tolist(), early.row_count),
-        group._resting is not None,
+        None if early is None else (early.draw.samples.tolist(), early.row_count),
+        group._live.drafting.resting is not None,
     )
 
 
@@ -409,7 +409,7 @@ def fail_to_join(scene: Scene, place: str, width: int = 4) -> bool:
     """
     group, provider = scene.group, scene.provider
     before = picture(group, provider)
-    lane = group._lane or group._resting
+    lane = group._live.drafting.lane or group._live.drafting.resting
     scene.drafts = bool(width and not scene.native and provider and lane)
     with pytest.MonkeyPatch.context() as patch:
         scene.patch, scene.second = patch, {}
@@ -438,7 +438,7 @@ def test_a_join_that_fails_leaves_everything_as_it_was(kind: str, place: str, ro
     live = group.admit([asked(PROMPTS[0]), asked(PROMPTS[1], 1, budget=14)])
     step(group, rounds)
     if kind == "plain":
-        assert (group._flight is not None) == (rounds > 0)
+        assert (group._live.flight is not None) == (rounds > 0)
     if not fail_to_join(scene, place):
         return
     step(group)
@@ -470,13 +470,13 @@ def test_a_drafter_that_rests_goes_on_resting_after_a_join_that_failed(
     group = VerifyGroup(failing, provider, drafter="scripted")
     live = group.admit([asked(PROMPTS[0], width=0), asked(PROMPTS[1], 1, width=0)])
     step(group, 3)
-    assert group._flight is not None
+    assert group._live.flight is not None
     calls = provider.calls["open"], provider.calls["draft"]
     scene = Scene(group, failing, provider)
     if not fail_to_join(scene, place):
         return
     step(group, 2)
-    assert group._flight is not None  # still pipelined
+    assert group._live.flight is not None  # still pipelined
     assert provider.left_open == []
     [late] = group.admit([asked(PROMPTS[3], 2, budget=9)])
     # Those that want no drafts are not in the draft group, and are not brought in.
@@ -599,8 +599,8 @@ def test_a_row_that_the_drafter_refuses_goes_on_without_it_and_nobody_notices(
     assert bad.stats.draft_errors == (MAX_FAILURES if kind in ("host", "device") else 1)
     assert bad.stats.reason == f"drafter scripted failed: {bad.stats.last_draft_error}"
     # Nothing of it counts against the drafter: the next ones are served.
-    assert group._lane is not None
-    assert group._lane.failures == 0
+    assert group._live.drafting.lane is not None
+    assert group._live.drafting.lane.failures == 0
     provider.refusing = None
     [again] = group.admit([asked(BAD, 1)])
     drain(group)
@@ -1030,8 +1030,8 @@ def test_captured_rows_join_a_lane(kind: str, live: int, verdict: str) -> None:
         [asked(prompt, which % 3) for which, prompt in enumerate([*PROMPTS[:3], BAD])]
     )
     step(source, 2)
-    assert source._lane is not None
-    checkpoints = [source._lane.capture(place) for place in range(4)]
+    assert source._live.drafting.lane is not None
+    checkpoints = [source._live.drafting.lane.capture(place) for place in range(4)]
     assert all(checkpoints)
     lane = DraftLane(provider, "scripted", target())
     samplers = RowSamplers()

@@ -566,7 +566,6 @@ def test_what_makes_no_sense_is_refused_at_the_call_by_name(
 
 UNSUPPORTED: dict[str, Any] = {
     "draft_model": object(),
-    "logits_processors": [lambda _tokens, logits: logits],
     "max_kv_size": 64,
     "kv_bits": 8,
     "input_embeddings": mx.zeros((1, 64)),
@@ -687,7 +686,9 @@ def test_a_published_row_can_be_gone_on_from(kind: str, ending: str) -> None:
     reader.prefill(mx.array([covered]), None)
     drafts = []
     for start in (checkpoint, reader.capture(0)):
-        rows = provider.grouped.open(target=target(), sampling=group._samplers, checkpoints=[start])
+        rows = provider.grouped.open(
+            target=target(), sampling=group._live.samplers, checkpoints=[start]
+        )
         drafts.append(rows.draft([text.output[row.processed - len(PROMPT)]], [3], [row.steps]))
         rows.commit([0], None)
         drafts.append(rows.capture(0).processed_tokens)

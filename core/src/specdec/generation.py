@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import operator
 import time
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 from attrs import evolve
 from mlx_lm.generate import GenerationResponse as _MlxLmResponse
 from mlx_lm.generate import generation_stream, wired_limit
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specdec.drafters import LoadedDrafter, bind_target, load_drafter
+from specdec.drafters import LoadedDrafter, bind_target, check_adapters, load_drafter
 from specdec.errors import OptionError, UnsupportedOptionError, one_line
+from specdec.requests import bind_grammar, check_ids, encode_prompt, wrapped
 from specdec.sampling import SamplingOptions
 from specdec.verify import Request, VerifyGroup
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Sequence
-    from typing import SupportsIndex
 
     from specdec.checkpoints import PrefixCache
-    from specdec.targets import Target
-    from specdec.verify import Emission, GenerationStats, Row
+    from specdec.sampling.processors import LogitsProcessor, WindowProcessor
+    from specdec.verify import Emission, GenerationStats, Row, TokenLogprobs
 
 __all__ = ["GenerationResponse", "generate", "stream_generate"]
 
 # Options of mlx-lm that later versions bring, with the value that means "not used".
 _NOT_YET: dict[str, tuple[Any, str]] = {
     "draft_model": (None, "pass drafter= instead"),
-    "logits_processors": (None, "generate without processors, or use mlx_lm.stream_generate"),
     "max_kv_size": (None, "generate without a limit, or use mlx_lm.stream_generate"),
     "kv_bits": (None, "generate without a quantized cache, or use mlx_lm.stream_generate"),
     "input_embeddings": (None, "pass a prompt of tokens"),
@@ -45,12 +41,15 @@ _WITHOUT_EFFECT = ("kv_group_size", "quantized_kv_start")
 
 @dataclass
 class GenerationResponse(_MlxLmResponse):  # type: ignore[misc]  # mlx-lm ships no types
-    """mlx-lm's response, and the statistics with the last one.
+    """mlx-lm's response, with log-probabilities, and the statistics with the last one.
 
     Attributes:
+        token_logprobs: the token's log-probability and the best alternatives, where they were
+            asked for.
         stats: the request's counters; set on the last response alone.
     """
 
+    token_logprobs: TokenLogprobs | None = None
     stats: GenerationStats | None = None
 
 
@@ -69,7 +68,19 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     top_p: float = 0.0,
     min_p: float = 0.0,
     top_k: int = 0,
+    xtc_probability: float = 0.0,
+    xtc_threshold: float = 0.1,
+    xtc_special_tokens: Sequence[int] = (),
+    min_tokens_to_keep: int = 1,
     sampler: Callable[[mx.array], mx.array] | None = None,
+    acceptance: Literal["match", "rejection"] = "match",
+    logits_processors: Sequence[LogitsProcessor | WindowProcessor] | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_sequences: Any = None,
+    min_tokens: int = 0,
+    grammar: Any = None,
+    num_forced_tokens: int = 16,
+    logprobs: int | None = None,
     prompt_cache: Sequence[Any] | None = None,
     prefix_cache: PrefixCache | None = None,
     snapshot_at: Sequence[int] = (),
@@ -97,7 +108,24 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         top_p: nucleus mass to keep; 0 keeps all.
         min_p: share of the top probability to keep; 0 keeps all.
         top_k: tokens to keep; 0 keeps all.
-        sampler: a sampler callable as in mlx-lm, in place of the four above.
+        xtc_probability: how often the most probable tokens are left out (XTC); 0 never.
+        xtc_threshold: probability above which all tokens but the least probable are left out.
+        xtc_special_tokens: ids that XTC never leaves out.
+        min_tokens_to_keep: tokens that ``min_p`` keeps at least.
+        sampler: a sampler callable as in mlx-lm, in place of temperature and filters.
+        acceptance: ``"match"`` keeps the drafts that the target would have drawn, so the seed's
+            text is the same with every drafter; ``"rejection"`` accepts more of them and keeps the
+            target's distribution, not its seeded text.
+        logits_processors: as in mlx-lm, in order, each shown the right history at every position;
+            those of :mod:`specdec.sampling` take a whole window at once.
+        stop: texts that end the output; neither they nor what follows is shown.
+        stop_sequences: token sequences that end the output; their text is not shown.
+        min_tokens: tokens before which neither an end token nor a stop ends the output.
+        grammar: a :class:`specdec.grammar.Grammar` that the output obeys.
+        num_forced_tokens: the most tokens per round that the grammar itself drafts, where it
+            leaves one way to go on; 0 for none.
+        logprobs: how many alternatives to report with every token, 0 for its own log-probability
+            alone; after processors and grammar, before filters and temperature.
         prompt_cache: mlx-lm's prompt cache. On every way out it covers the prompt and every
             emitted token, the last one too.
         prefix_cache: where the beginning of the prompt is looked up, and where this request's rows
@@ -119,8 +147,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         GroupFailedError: the model failed while generating.
     """
     _refuse({**kwargs, "draft_model": draft_model})
-    if not isinstance(tokenizer, TokenizerWrapper):
-        tokenizer = TokenizerWrapper(tokenizer)
+    tokenizer = wrapped(tokenizer)
     if num_draft_tokens is not None and (
         not isinstance(num_draft_tokens, int) or num_draft_tokens < 0
     ):
@@ -136,14 +163,31 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     if not isinstance(prefill_step_size, int) or prefill_step_size < 1:
         raise OptionError(f"prefill_step_size is {prefill_step_size!r}; give 1 or more")
     sampling = SamplingOptions(
-        temp=temp, top_p=top_p, min_p=min_p, top_k=top_k, seed=seed, sampler=sampler
+        temp=temp,
+        top_p=top_p,
+        min_p=min_p,
+        top_k=top_k,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
+        xtc_special_tokens=xtc_special_tokens,
+        min_tokens_to_keep=min_tokens_to_keep,
+        seed=seed,
+        sampler=sampler,
+        acceptance=acceptance,
     )
-    tokens = _encode(prompt, tokenizer)
+    tokens = encode_prompt(prompt, tokenizer)
     request = Request(
         prompt=tokens,
         max_tokens=max_tokens,
         sampling=sampling,
         end_tokens=frozenset(tokenizer.eos_token_ids),
+        min_tokens=min_tokens,
+        stop_sequences=stop_sequences,
+        stop_strings=stop,
+        tokenizer=tokenizer,
+        processors=logits_processors,
+        num_forced_tokens=num_forced_tokens,
+        logprobs=logprobs,
         cache=prompt_cache,
         prefix_cache=prefix_cache,
         snapshot_at=snapshot_at,
@@ -152,11 +196,12 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     loaded, reason = _drafter(drafter, model, tokenizer, num_draft_tokens)
     try:
         target = bind_target(model, tokenizer) if loaded is None else loaded.target
-        _check_prompt(tokens, target)
+        check_ids(tokens, target)
         if prompt_cache is not None:
             target.state_of(prompt_cache)
         width = 0 if loaded is None else loaded.width(num_draft_tokens)
-        request = evolve(request, num_draft_tokens=width)
+        constraint = bind_grammar(grammar, tokenizer, target)
+        request = evolve(request, num_draft_tokens=width, constraint=constraint)
         group = VerifyGroup(
             target,
             loaded.provider if loaded is not None else None,
@@ -170,7 +215,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
             loaded.close()
         raise
     own = loaded if loaded is not None and loaded is not drafter else None
-    responses = _responses(model, tokenizer, group, request, own=own, stream=stream)
+    responses = _responses(model, group, request, own=own, stream=stream)
     if own is not None:
         # Its own ``finally`` never comes if it is never started.
         weakref.finalize(responses, own.close).atexit = False
@@ -226,37 +271,8 @@ def _refuse(options: dict[str, Any]) -> None:
         if name not in _NOT_YET:
             raise TypeError(f"stream_generate() got an unexpected keyword argument '{name}'")
         unused, hint = _NOT_YET[name]
-        if value is not unused and not (name == "logits_processors" and not value):
+        if value is not unused:
             raise UnsupportedOptionError(name, hint)
-
-
-def _encode(prompt: str | mx.array | Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        # As mlx-lm: a template that starts with the beginning token brings it itself.
-        special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
-        return tuple(tokenizer.encode(prompt, add_special_tokens=special))
-    ids = prompt.tolist() if isinstance(prompt, mx.array) else prompt
-    if not isinstance(ids, Iterable):
-        raise OptionError(f"the prompt is {one_line(repr(prompt))}; give text or token ids")
-    return tuple(map(_id, ids))
-
-
-def _id(value: object) -> int:
-    """A token id as an int, whatever kind of whole number it is."""
-    try:
-        return operator.index(cast("SupportsIndex", value))
-    except TypeError:
-        raise OptionError(
-            f"the prompt has {one_line(repr(value))}; token ids are whole numbers"
-        ) from None
-
-
-def _check_prompt(tokens: Sequence[int], target: Target) -> None:
-    for token in tokens:
-        if not 0 <= token < target.vocab_size:
-            raise OptionError(
-                f"the prompt has {token}; this model's ids are 0 to {target.vocab_size - 1}"
-            )
 
 
 def _drafter(
@@ -276,6 +292,7 @@ def _drafter(
                 f"drafter {drafter.kind} was loaded for another model; "
                 "call load_drafter(..., model) for this one"
             )
+        check_adapters(drafter.provider, drafter.kind, drafter.target)
         return drafter, None
     return load_drafter(drafter, model, tokenizer, num_draft_tokens=num_draft_tokens), None
 
@@ -301,15 +318,8 @@ class _Timer:
 
 
 def _responses(
-    model: Any,
-    tokenizer: Any,
-    group: VerifyGroup,
-    request: Request,
-    *,
-    own: LoadedDrafter | None,
-    stream: Any,
+    model: Any, group: VerifyGroup, request: Request, *, own: LoadedDrafter | None, stream: Any
 ) -> Generator[GenerationResponse, None, None]:
-    detokenizer = tokenizer.detokenizer
     total = len(request.prompt)
     try:
         with wired_limit(model, [stream]):
@@ -325,29 +335,24 @@ def _responses(
                                 timer.prompt_read()
                                 if request.progress is not None:
                                     request.progress(total, total)
-                            if emission.content:
-                                detokenizer.add_token(emission.token)
                             if emission.finish is not None:
                                 last = emission
                                 continue
-                            yield _response(detokenizer.last_segment, emission, timer)
+                            yield _response(emission, timer)
             finally:
                 group.close()
             if row.error is not None:
                 raise row.error
             if last is not None:
-                detokenizer.finalize()
-                yield _response(detokenizer.last_segment, last, timer, row)
+                yield _response(last, timer, row)
     finally:
         if own is not None:
             own.close()
 
 
-def _response(
-    text: str, emission: Emission, timer: _Timer, row: Row | None = None
-) -> GenerationResponse:
+def _response(emission: Emission, timer: _Timer, row: Row | None = None) -> GenerationResponse:
     return GenerationResponse(
-        text=text,
+        text=emission.text,
         token=emission.token,
         logprobs=emission.logprobs,
         from_draft=emission.from_draft,
@@ -357,5 +362,6 @@ def _response(
         generation_tps=timer.tps,
         peak_memory=mx.get_peak_memory() / 1e9,
         finish_reason=None if row is None else emission.finish,
+        token_logprobs=emission.token_logprobs,
         stats=None if row is None else row.stats,
     )

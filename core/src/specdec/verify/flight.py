@@ -11,17 +11,27 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from attrs import define, field, frozen
 
+from specdec.verify.draws import Draw
+from specdec.verify.proposals import Drafts
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from specdec.contract import DeviceProposal
+    from specdec.verify.logprobs import HostLogprobs
 
-__all__ = ["Flight", "Landed", "host_read", "pack", "window_tokens"]
+__all__ = ["Flight", "Landed", "host_read", "host_reads", "pack", "window_tokens"]
 
 
 def host_read(array: mx.array) -> Any:
     """Bring an array to the host. The only place in a round where the host waits."""
     return array.tolist()
+
+
+def host_reads(*arrays: mx.array) -> list[Any]:
+    """Bring several arrays to the host, with one wait for all of them."""
+    mx.eval(*arrays)
+    return [host_read(array) for array in arrays]
 
 
 def pack(samples: mx.array, device: DeviceProposal) -> mx.array:
@@ -69,11 +79,13 @@ class Landed:
         samples: B lists of W ids, the target's own token at each position.
         device: B lists of d ids, the device drafts.
         lengths: B ints that cut the device drafts.
+        reports: log-probabilities to report, where a request asks for them.
     """
 
     samples: list[list[int]]
     device: list[list[int]] | None = None
     lengths: list[int] | None = None
+    reports: HostLogprobs | None = None
 
 
 @define(eq=False)
@@ -81,57 +93,65 @@ class Flight:
     """One window that was submitted.
 
     Attributes:
-        samples: ``[B, W]``.
-        logprobs: ``[B, W, V]``.
+        draw: samples ``[B, W]``, log-probabilities ``[B, W, V]``, and what came with them.
         context: ``[B, W, ·]`` for the drafter, or ``None``.
-        drafts: B lists of host drafts.
-        depths: B ints that the drafter was asked for.
-        device: device drafts, if the drafter left them there.
-        places: the rows that they were drafted for; ``None`` for all.
-        packed: what ``land`` reads: ``samples``, with the device drafts and their lengths beside
-            them in the same array.
+        proposed: the drafts, on the host or on the device.
+        packed: the samples, with device drafts and their lengths beside them in the same array.
+        logits: ``[B, W, V]`` as the target gave them, where rows are drawn position by position.
+        masks: what constraints allow, by row: ``[n, V]`` of the first n positions.
         settled: whether the target's rows have already kept the window.
-        errors: what a row's own sampler raised, by row; the row ends when the flight lands.
     """
 
-    samples: mx.array
-    logprobs: mx.array
+    draw: Draw
     context: mx.array | None
-    drafts: Sequence[Sequence[int]]
-    depths: Sequence[int]
-    device: DeviceProposal | None
+    proposed: Drafts
     packed: mx.array
-    places: Sequence[int] | None = None
+    logits: mx.array | None = None
+    masks: Mapping[int, mx.array | None] = field(factory=dict)
     settled: bool = False
-    errors: dict[int, Exception] = field(factory=dict)
 
     @property
     def row_count(self) -> int:
         """Rows of the window, B; rows that joined since are not in it."""
-        return self.samples.shape[0]
+        return self.draw.samples.shape[0]
 
     @property
     def width(self) -> int:
         """Positions of the window, W."""
-        return self.samples.shape[1]
+        return self.draw.samples.shape[1]
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """All that the host reads of it."""
+        return self.packed, *self.draw.arrays[1:]
 
     def land(self) -> Landed:
         """Wait for the window: one host read."""
-        read = host_read(self.packed)
-        if self.device is None:
-            return Landed(read)
-        width, drafted = self.width, self.device.tokens.shape[1]
+        reports, device = self.draw.reports, self.proposed.device
+        if reports is None:
+            read, reported = host_read(self.packed), None
+        else:
+            read, *rest = host_reads(*self.arrays)
+            reported = reports.on_host(rest)
+        if device is None:
+            return Landed(read, reports=reported)
+        width, drafted = self.width, device.tokens.shape[1]
         return Landed(
             [row[:width] for row in read],
             [row[width : width + drafted] for row in read],
-            [row[-1] for row in read] if self.device.lengths is not None else None,
+            [row[-1] for row in read] if device.lengths is not None else None,
+            reported,
         )
 
     def take(self, keep: Sequence[int]) -> None:
         """Keep and reorder the rows of a settled flight without drafts."""
         index = mx.array(list(keep), mx.int32)
-        self.samples = self.packed = self.samples[index]
-        self.logprobs = self.logprobs[index]
-        self.drafts = [self.drafts[k] for k in keep]
-        self.depths = [self.depths[k] for k in keep]
-        self.errors = {new: self.errors[k] for new, k in enumerate(keep) if k in self.errors}
+        draw, proposed = self.draw, self.proposed
+        self.draw = Draw(
+            draw.samples[index],
+            draw.logprobs[index],
+            None if draw.reports is None else draw.reports.take(index),
+            {new: draw.errors[k] for new, k in enumerate(keep) if k in draw.errors},
+        )
+        self.packed = self.draw.samples
+        self.proposed = Drafts([proposed.rows[k] for k in keep], [proposed.depths[k] for k in keep])

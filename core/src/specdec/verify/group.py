@@ -1,47 +1,50 @@
 """Rows that decode together on one target with one drafter: the verify executor.
 
 The lane that every request takes; a single request is a group of one row. ``docs/how-a-round-
-works.md`` follows a row through it.
+works.md`` follows a row through it. Here is decided when each verb may be called, and what a
+failure means; the rows themselves are in ``verify/live.py``.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from specdec.contract import Swap, commit_all
 from specdec.errors import (
     ClosedError,
+    ContractError,
     GroupFailedError,
     RoundOpenError,
     one_line,
 )
-from specdec.sampling import RowSamplers
-from specdec.verify.handover import give_back, leave
-from specdec.verify.lane import MAX_FAILURES, DraftLane
-from specdec.verify.prefill import read_prompt, why_apart
+from specdec.verify.drafting import DraftSide
+from specdec.verify.external import check_external
+from specdec.verify.handover import give_back
+from specdec.verify.lane import DraftLane
+from specdec.verify.live import LiveRows
+from specdec.verify.prefill import begin_reading, check_alike, why_apart
 from specdec.verify.round import Round
-from specdec.verify.verifier import Verifier
+from specdec.verify.row import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from specdec.contract import DraftProvider, PendingChange
-    from specdec.state import RowState
+    from specdec.contract import DraftProvider
     from specdec.targets import Target
     from specdec.verify.flight import Flight
-    from specdec.verify.prefill import Newcomer
-    from specdec.verify.request import Request, Row
-    from specdec.verify.round import RowOutcome
+    from specdec.verify.prefill import Reading
+    from specdec.verify.request import Request
 
 __all__ = ["VerifyGroup"]
 
 
 class VerifyGroup:
     """A batch of rows: admission, rounds, retirement.
+
+    Every verb but ``round``'s block belongs between rounds, and raises ``RoundOpenError`` inside
+    one, ``ClosedError`` after ``close``, and ``GroupFailedError`` after a failure of the target.
 
     Args:
         target: the bound target.
@@ -66,26 +69,20 @@ class VerifyGroup:
         stream: Any = None,
     ) -> None:
         self.target = target
-        self.rows: list[Row] = []
         self._stream = stream if stream is not None else mx.default_stream(mx.default_device())
         self._step_size = prefill_step_size
-        self._reason = reason
-        self._drafter = drafter
         if provider is not None and target.no_speculation_reason is not None:
-            provider, self._reason = None, target.no_speculation_reason
-        self._lane: DraftLane | None = None
-        self._resting: DraftLane | None = None
-        if provider is not None:
-            self._lane = DraftLane(provider, drafter or provider.id, target)
-        self._state: RowState | None = None
-        self._samplers = RowSamplers()
-        self._verifier = Verifier(target, self._samplers)
-        self._flight: Flight | None = None
-        self._firsts: dict[int, mx.array] = {}
+            provider, reason = None, target.no_speculation_reason
+        lane = None if provider is None else DraftLane(provider, drafter or provider.id, target)
+        self._live = LiveRows(target, DraftSide(lane, reason))
         self._in_round = False
         self._closing = False
         self._dead: str | None = None
-        self._rounds = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that decode, in order."""
+        return self._live.rows
 
     # Membership.
 
@@ -100,102 +97,138 @@ class VerifyGroup:
 
         Raises:
             OptionError: a request does not fit this target; the group is as it was.
-            GroupFailedError: the group failed before.
-            RoundOpenError: inside a round.
-            ClosedError: after ``close``.
         """
         self._check("admit")
-        if not self.rows:
-            self._state = None  # the next rows may be of another kind
-        apart = why_apart(self.target, requests, self._state)
-        lane = self._lane
-        if lane is None and any(request.num_draft_tokens for request in requests):
-            lane = self._resting
-        if apart is not None:
-            lane = None
-        if lane is not None:
-            lane.prompts.forget()
-        newcomers = []
-        admitted = time.perf_counter()
-        with mx.stream(self._stream):
-            for request in requests:
-                newcomer = read_prompt(self.target, lane, request, self._step_size)
-                newcomer.row.admitted = admitted
-                if lane is not None:
-                    lane.prompts.answer_for(newcomer.row, newcomer.checkpoint)
-                newcomers.append(newcomer)
-            if newcomers:
-                self._join(newcomers, lane, apart)
-        return [newcomer.row for newcomer in newcomers]
-
-    def _join(
-        self, newcomers: Sequence[Newcomer], lane: DraftLane | None, apart: str | None
-    ) -> None:
-        if self._flight is not None:
-            # The live rows use its samples in the next round, and the new rows begin after it.
-            self._commit_plain(self._flight)
-        rows = [newcomer.row for newcomer in newcomers]
-        live = len(self.rows)
-        states = [newcomer.state for newcomer in newcomers]
-        state = self._state or states[0]
-        joining = states if self._state is not None else states[1:]
-        samplers = [(row.request.sampling, row.seed) for row in rows]
-        drafting: list[PendingChange] = []
-
-        def enter() -> None:
-            self._state = state
-            self.rows.extend(rows)
-            if lane is not None:
-                self._lane, self._resting = lane, None
-            elif apart is not None:
-                self._rest()
-
-        def prepare_drafts() -> PendingChange:
-            checkpoints = [newcomer.checkpoint for newcomer in newcomers]
-            if lane is not None:
-                drafting.append(lane.prepare_append(rows, checkpoints, self._samplers, live))
-            return drafting[-1] if drafting else Swap(lambda: None)
-
+        apart = [why_apart(self.target, request) for request in requests]
+        check_alike([*apart, *self._live.kind])
+        readings: list[Reading] = []
         try:
-            commit_all(
-                [
-                    lambda: self._samplers.prepare_append(samplers),
-                    lambda: state.prepare_append(joining),
-                    lambda: Swap(enter),
-                    prepare_drafts,
-                ]
-            )
+            for request in requests:
+                readings.append(self.read(request))
+                with mx.stream(self._stream):
+                    while not readings[-1].done:
+                        readings[-1].step()
+            return self.join(readings)
+        except BaseException:
+            for reading in readings:
+                reading.close()
+            raise
+
+    def read(self, request: Request | Row) -> Reading:
+        """Begin to read a request's prompt; its row joins later.
+
+        Args:
+            request: what to serve, or a row of a group that failed, which goes on where it was.
+
+        Returns:
+            The reading: call ``step`` on it, between rounds, until it is done, and then ``join``.
+
+        Raises:
+            OptionError: the request does not fit this target.
+        """
+        self._check("read")
+        row = request if isinstance(request, Row) else Row.of(request, self.target.vocab_size)
+        apart = why_apart(self.target, row.request)
+        lane = self._live.drafting.for_prompt(row.request.num_draft_tokens, apart)
+        with mx.stream(self._stream):
+            return begin_reading(self.target, lane, row, step_size=self._step_size, apart=apart)
+
+    def join(self, readings: Sequence[Reading]) -> list[Row]:
+        """Let rows join whose prompts are read, all or none.
+
+        Args:
+            readings: begun by this group's ``read``, and done.
+
+        Returns:
+            Their rows, in the group's order.
+
+        Raises:
+            OptionError: rows that can draft would share a group with rows that cannot.
+            ContractError: a reading is not done.
+        """
+        self._check("join")
+        if not all(reading.done for reading in readings):
+            raise ContractError("join() was given a prompt that is not read; call step() first")
+        check_alike([*(reading.apart for reading in readings), *self._live.kind])
+        live = len(self.rows)
+        for reading in readings:
+            if reading.draft is not None:
+                reading.draft.answer_for(reading.row, reading.checkpoint)
+        try:
+            if readings:
+                with mx.stream(self._stream):
+                    self._live.join(readings)
         except BaseException as error:
-            for change in drafting:
-                change.discard()
-            if self._samplers.row_count != live:  # interrupted between one commit and another
+            if self._live.samplers.row_count != live:  # interrupted between two commits
                 self._fail(error)
             raise
-        for offset, newcomer in enumerate(newcomers):
-            self._describe(newcomer.row, apart)
-            if newcomer.first is not None:
-                self._firsts[live + offset] = newcomer.first
+        return [reading.row for reading in readings]
 
-    def _describe(self, row: Row, apart: str | None) -> None:
-        stats, lane = row.stats, self._lane or self._resting
-        if lane is None or apart is not None:
-            stats.reason = self._reason if lane is None else apart
-        elif row.request.num_draft_tokens == 0:
-            stats.reason = "num_draft_tokens is 0"
-        else:
-            stats.drafter = lane.name
-            stats.num_draft_tokens = row.width
+    def remove(self, rows: Sequence[Row]) -> None:
+        """End rows as cancelled and let them go; what has ended already is gone.
 
-    def _rest(self) -> None:
-        """Set the lane aside, after too many failures for good; a new request brings it back."""
-        lane, self._lane = self._lane, None
-        if lane is None:
-            return
-        lane.close()
-        if lane.failures < MAX_FAILURES:
-            self._resting = lane  # plain rounds cost nothing more
-        else:
-            self._reason = lane.reason
+        Raises:
+            GroupFailedError: the target failed while it completed a caller's cache.
+        """
+        self._check("remove")
+        for row in rows:
+            row.end("cancelled")
+        with self._or_fail():
+            self._live.retire()
+
+    def extract(self, row: Row) -> tuple[list[Any], tuple[int, ...]]:
+        """A copy of a row's target caches, and the tokens that they cover.
+
+        Args:
+            row: one of ``rows``.
+
+        Returns:
+            mlx-lm caches, and what they have read of prompt and output.
+
+        Raises:
+            ContractError: the group has no such row.
+        """
+        self._check("extract")
+        places = [index for index, each in enumerate(self.rows) if each is row]
+        if not places:
+            raise ContractError("extract() was given a row that the group does not have")
+        with self._or_fail():
+            return self._live.extract(places[0])
+
+    # Tokens from outside.
+
+    def preview(self) -> list[list[int]] | None:
+        """What the drafter would propose now, with nothing changed.
+
+        Returns:
+            One draft a row, empty for rows without the drafter; ``None`` where there is no
+            drafter that can tell.
+        """
+        self._check("preview")
+        with self._or_fail():
+            return self._live.preview()
+
+    def consume(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Take tokens that somebody else chose as the rows' own output.
+
+        The target reads them, and a drafter that can follow does; the last one is pending
+        afterwards. They count against the budget, and end a row where its stop rules or its
+        constraint say so; what follows there is left out.
+
+        Args:
+            tokens: ids per row, which may be none.
+
+        Raises:
+            OptionError: ids that are none, end a row, exceed a budget or break a constraint, or
+                rows that cannot take several positions at once; nothing changed.
+        """
+        self._check("consume")
+        live = self._live
+        check_external(self.rows, tokens, self.target, live.state, live.firsts)
+        with self._or_fail():
+            if any(tokens):
+                live.consume(tokens, step_size=self._step_size)
+                live.retire()
 
     # Rounds.
 
@@ -205,86 +238,27 @@ class VerifyGroup:
         Raises:
             GroupFailedError: the target failed; rows keep their committed tokens.
             RoundOpenError: the round before was not left.
-            ClosedError: after ``close``.
         """
         if self._in_round or self._dead is not None:
             self._check("round")
         if not self.rows:
             return Round((), (), lambda _: None)
         self._in_round = True
-        try:
-            with mx.stream(self._stream):
-                if self._firsts:
-                    firsts = [self._firsts.get(index) for index in range(len(self.rows))]
-                    outcomes = self._verifier.firsts(self.rows, firsts)
-                    return Round(self.rows, outcomes, lambda done: self._settle(done, None))
-                flight, outcomes = self._fly()
-                return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _fly(self) -> tuple[Flight, list[RowOutcome | None]]:
-        assert self._state is not None
-        flight, self._flight = self._flight, None
-        if flight is None:
-            lane = self._drafting_lane()
-            flight = self._verifier.launch(self.rows, self._state, lane)
-        if self._may_begin_early(flight):
-            self._commit_plain(flight)
-            self._flight = self._verifier.launch(self.rows, self._state, None, after=flight)
-        outcomes = self._verifier.land(self.rows, flight, self._lane)
-        self._rounds += 1
-        if self._rounds % 256 == 0:
-            mx.clear_cache()
-        return flight, outcomes
-
-    def _may_begin_early(self, flight: Flight) -> bool:
-        """Whether the next window can be submitted before this one is read."""
-        assert self._state is not None
-        if self._lane is not None or flight.width != 1 or not self._state.can_roll_back:
-            return False
-        if flight.row_count < len(self.rows):
-            return False
-        for row in self.rows:
-            budget = row.budget
-            if budget is None or budget > 1 or row.request.cache is not None:
-                return True
-        return False
-
-    def _commit_plain(self, flight: Flight) -> None:
-        """A plain window's only position is its pending token, which was emitted: keep it."""
-        if flight.settled:
-            return
-        assert self._state is not None
-        self._state.commit_round()
-        for row in self.rows:
-            row.processed += 1
-        flight.settled = True
-
-    def _drafting_lane(self) -> DraftLane | None:
-        """The lane, if it drafts in the next window; it is set aside where no row wants drafts."""
-        lane = self._lane
-        if lane is None:
-            return None
-        lane.bring_in(self.rows, self._samplers)
-        if lane.serves:
-            return lane
-        if any(row.width for row in self.rows):
-            lane.close()  # who is in it would miss this window; it is tried again after it
-        else:
-            self._rest()
-        return None
-
-    # What follows a round.
+        with self._or_fail():
+            if self._live.firsts:
+                outcomes = self._live.draw_firsts()
+                return Round(self.rows, outcomes, lambda done: self._settle(done, None))
+            flight, outcomes = self._live.fly()
+            return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
 
     def _settle(self, done: Round, flight: Flight | None) -> None:
         """Commit what was delivered to target and drafter, then retire rows that ended."""
-        try:
+        live = self._live
+        with self._or_fail():
             if flight is None:
-                self._firsts = {}
-            elif not flight.settled:
-                self._commit([done.kept(index) for index in range(len(self.rows))], flight)
+                live.firsts = {}
+            else:
+                live.commit([done.kept(index) for index in range(len(self.rows))], flight)
             ended = False
             for row, outcome, delivered in zip(
                 self.rows, done.outcomes, done.delivered, strict=True
@@ -292,57 +266,16 @@ class VerifyGroup:
                 ended |= row.finish is not None
                 if outcome is None:
                     continue
-                row.stats.count_round(outcome.drafted, outcome.acceptance, delivered)
+                row.stats.count_round(
+                    outcome.drafted, outcome.acceptance, delivered, outcome.forced
+                )
                 if flight is None:
                     row.stats.rounds -= 1  # a target forward, but no verify window
             self._in_round = False
             if ended:
-                with mx.stream(self._stream):
-                    self._retire()
-        except BaseException as error:
-            self._fail(error)
-            raise
+                live.retire()
         if self._closing:
             self.close()
-
-    def _commit(self, kept: Sequence[int], flight: Flight) -> None:
-        assert self._state is not None
-        self._state.rollback([1 + count for count in kept])
-        for row, count in zip(self.rows, kept, strict=True):
-            row.processed += 1 + count
-        if self._lane is not None:
-            with mx.stream(self._stream):
-                self._lane.commit(kept, flight.context)
-
-    def _retire(self) -> None:
-        """Give ended rows' caches back, then drop the rows everywhere."""
-        keep = [index for index, row in enumerate(self.rows) if row.finish is None]
-        if len(keep) == len(self.rows):
-            return
-        assert self._state is not None
-        flight = self._flight
-        if flight is not None and not flight.settled:
-            # The early window holds the last token. An ended row keeps it where its cache is the
-            # caller's, for which it is the final read.
-            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
-            self._state.rollback(early)
-            for row, count in zip(self.rows, early, strict=True):
-                row.processed += count
-            flight.settled = True
-        for index, row in enumerate(self.rows):
-            if row.finish is None:
-                continue
-            leave(self.target, self._state, self._lane, index, row)
-        self._state.filter_rows(keep)
-        self._samplers.filter_rows(keep)
-        if self._lane is not None:
-            self._lane.filter_rows(keep)
-        if flight is not None:
-            # Rows that joined since are behind those of the window.
-            still = [index for index in keep if index < flight.row_count]
-            self._flight = flight if still else None
-            flight.take(still)
-        self.rows = [self.rows[index] for index in keep]
 
     # Ends.
 
@@ -361,29 +294,21 @@ class VerifyGroup:
         if self._in_round:
             self._closing = True
             return
-        with mx.stream(self._stream):
-            try:
-                self._drop_flight()
-                self._retire()
-            except BaseException as error:
-                self._fail(error)
-                raise
-        if self._lane is not None:
-            self._lane.close()
+        with self._or_fail():
+            self._live.drop_flight()
+            self._live.retire()
+        self._live.drafting.close()
         self._dead = "closed"
 
-    def _drop_flight(self) -> None:
-        """Take back a window that was begun early; its draws depend on seed and step alone."""
-        state, self._flight = self._state, None
-        if state is None or not state.open_width:
-            return
-        if state.can_roll_back or state.open_width > 1:
-            state.rollback([0] * state.row_count)
-            return
-        # Its one position is the pending token, which was emitted and may as well be kept.
-        state.commit_round()
-        for row in self.rows:
-            row.processed += 1
+    @contextmanager
+    def _or_fail(self) -> Iterator[None]:
+        """Compute on the group's stream; what is raised there makes the group invalid."""
+        try:
+            with mx.stream(self._stream):
+                yield
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _fail(self, error: BaseException) -> None:
         """The group is invalid; its rows' committed tokens and the callers' caches are saved.
@@ -393,15 +318,15 @@ class VerifyGroup:
         """
         self._in_round = False
         self._dead = one_line(error)
-        if self._lane is not None:
-            self._lane.close()
+        live = self._live
+        live.drafting.close()
         with mx.stream(self._stream):
             with suppress(Exception):
-                self._drop_flight()
+                live.drop_flight()
             for index, row in enumerate(self.rows):
-                if row.request.cache is not None and self._state is not None:
+                if row.request.cache is not None and live.state is not None:
                     with suppress(Exception):
-                        give_back(self.target, self._state, index, row)
+                        give_back(self.target, live.state, index, row)
         if isinstance(error, Exception):
             raise GroupFailedError(
                 f"the target failed ({self._dead}); committed tokens are kept, "

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specdec.state import RowState
     from specdec.targets import Target
     from specdec.verify.lane import DraftLane
-    from specdec.verify.request import Row
+    from specdec.verify.row import Row
 
 __all__ = ["give_back", "leave"]
 
@@ -63,21 +63,22 @@ def give_back(target: Target, state: RowState, index: int, row: Row) -> None:
     cache = row.request.cache
     assert cache is not None
     state.write_back(index, cache)
-    if row.unread == 0:
+    unread = row.unread_tokens
+    if not unread:
         return
-    last = row.pending if row.end_token is None else row.end_token
     alone = target.state_of(cache)
-    alone.begin_round(1)
-    try:
-        target.forward(mx.array([[last]], mx.int32), alone)
-        mx.eval(alone.arrays())
-    except BaseException:
-        # Whoever tries again must find the token unread, or counted as read.
-        if alone.can_roll_back:
-            alone.rollback([0])
-        else:
-            row.processed += 1
-        raise
-    alone.commit_round()
-    alone.write_back(0, cache)
-    row.processed += 1
+    for token in unread:
+        alone.begin_round(1)
+        try:
+            target.forward(mx.array([[token]], mx.int32), alone)
+            mx.eval(alone.arrays())
+        except BaseException:
+            # Whoever tries again must find the token unread, or counted as read.
+            if alone.can_roll_back:
+                alone.rollback([0])
+            else:
+                row.processed += 1
+            raise
+        alone.commit_round()
+        alone.write_back(0, cache)
+        row.processed += 1

@@ -9,18 +9,26 @@ drafts, a few times; others go on without it, with the reason in their statistic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
+from attrs import evolve
 
-from specdec.contract import ContextKind, SupportsDeviceDraft, Swap
+from specdec.contract import (
+    ContextKind,
+    DeclaresVocabulary,
+    SupportsConsume,
+    SupportsDeviceDraft,
+    SupportsPreview,
+    Swap,
+)
 from specdec.errors import ContractError, one_line
 from specdec.verify.members import Joining, Members, MemberSampling, pick
 from specdec.verify.prompts import DraftPrompts
-from specdec.verify.proposals import Drafts, check_device, check_host
+from specdec.verify.proposals import Asked, Drafts, check_device, check_host, check_logq
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from specdec.contract import (
         DraftProvider,
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
         RowSampling,
         TargetView,
     )
-    from specdec.verify.request import Row
+    from specdec.verify.row import Row
 
 __all__ = ["MAX_FAILURES", "MAX_FAULTS", "DraftLane"]
 
@@ -66,6 +74,7 @@ class DraftLane:
         self._target = target
         self._members = Members()
         self._sampling: MemberSampling | None = None
+        self._ahead: dict[int, Sequence[int]] = {}  # forced tokens of the open round, by row
         self.failures = 0
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
@@ -169,19 +178,18 @@ class DraftLane:
 
     def _read_again(self, row: Row) -> RowCheckpoint | None:
         """A checkpoint from a row's history, all but its pending token."""
-        prompts, checkpoint = self.prompts, None
-        group = prompts.open() if self._may_enter(row) else None
-        if group is not None:
-            history = row.tokens[:-1]
-            try:
-                if not self._may_enter(row):  # it has said only now what it needs
-                    prompts.shut(group)
-                elif not history or prompts.read(group, mx.array([history], mx.int32), None):
-                    checkpoint = prompts.hand_over(group)
-            except BaseException:
-                prompts.shut(group)
-                raise
-        prompts.answer_for(row, checkpoint)
+        if not self._may_enter(row):
+            return None
+        prompt, checkpoint = self.prompts.open(), None
+        history = row.tokens[:-1]
+        try:
+            if self._may_enter(row):  # it may have said only now what it needs
+                if history:
+                    prompt.read(mx.array([history], mx.int32), None)
+                checkpoint = prompt.hand_over()
+        finally:
+            prompt.close()
+        prompt.answer_for(row, checkpoint)
         return checkpoint
 
     def _build(self, sampling: RowSampling) -> Callable[[Sequence[Joining]], PendingChange]:
@@ -214,52 +222,135 @@ class DraftLane:
 
     # Rounds.
 
-    def propose(self, rows: Sequence[Row], vocab_size: int, *, on_device: bool) -> Drafts:
+    def takes_tokens(self, place: int) -> bool:
+        """Whether the drafter can follow where somebody else chooses a row's tokens."""
+        group = self._members.group
+        return place not in self._members.rows or isinstance(group, SupportsConsume)
+
+    def propose(
+        self,
+        rows: Sequence[Row],
+        vocab_size: int,
+        *,
+        on_device: bool,
+        forced: Mapping[int, Sequence[int]],
+        rejecting: bool,
+    ) -> Drafts:
         """Open a round; what comes back is valid, and empty where nothing was.
 
         Args:
             rows: the host rows, in group order.
             vocab_size: ids must be below it.
-            on_device: whether drafts may stay on the device: every row's draw is stateless.
+            on_device: whether drafts may stay on the device: nothing of the requests needs them
+                on the host.
+            forced: by row, what stands in front of its drafts.
+            rejecting: whether a row asks from which distribution the drafts were drawn.
         """
-        nothing = Drafts([[] for _ in rows], [0] * len(rows))
+        nothing = Drafts([()] * len(rows), [0] * len(rows)).behind(forced, vocab_size)
         group = self._members.group
         if group is None or not self._members.rows:
             return nothing
         places = self._members.places(len(rows))
-        members = pick(rows, places)
-        depths = [row.depth for row in members]
-
-        def asked() -> tuple[list[int], list[int], list[int]]:
-            # New lists for each call: a drafter that writes into them changes nothing here.
-            return [row.pending for row in members], list(depths), [row.steps for row in members]
-
+        asked = Asked.of(self._members.rows, forced, behind=self.context is ContextKind.NONE)
         assert self._sampling is not None
         self._sampling.bind(places, len(rows))
+        self._ahead = {place: forced[place] for place in self._members.rows if place in forced}
         try:
-            if on_device and max(depths) > 0 and isinstance(group, SupportsDeviceDraft):
-                device = group.draft_device(*asked())
+            if self._ahead and self.context is ContextKind.NONE:
+                self._members.consume(
+                    {i: [rows[i].pending, *ids[:-1]] for i, ids in self._ahead.items()}, None
+                )
+            if on_device and max(asked.depths) > 0 and isinstance(group, SupportsDeviceDraft):
+                device = group.draft_device(*asked.lists())
                 if device is not None:
-                    fault = check_device(device, depths)
+                    fault = check_device(device, asked.depths)
                     if fault is not None:
                         raise ContractError(fault)
-                    return Drafts.of(depths, places, len(rows), device=device)
+                    logq = self._logq(device, device.tokens.shape[1], vocab_size, rejecting)
+                    return Drafts.of(asked.depths, places, len(rows), device=device, logq=logq)
             # Reading a proposal runs the drafter's code as well, so it may raise as well.
-            drafts, faults = check_host(group.draft(*asked()), depths, vocab_size)
+            proposal = group.draft(*asked.lists())
+            drafts, faults = check_host(proposal, asked.depths, vocab_size)
+            logq = self._logq(proposal, max(map(len, drafts)), vocab_size, rejecting)
+            bad = {b for b, f in enumerate(faults) if f and len(drafts[b]) < asked.depths[b]}
         except Exception as error:
             self.fail(error)
             return nothing
-        self.blame(members, faults)
-        return Drafts.of(depths, places, len(rows), drafts)
+        self.blame(list(self._members.rows.values()), faults)
+        proposed = Drafts.of(asked.depths, places, len(rows), drafts, logq=logq)
+        refused = frozenset(pick(list(self._members.rows), sorted(bad)))
+        return evolve(proposed, refused=refused).behind(forced, vocab_size)
+
+    def _logq(
+        self, proposal: object, depth: int, vocab_size: int, rejecting: bool
+    ) -> mx.array | None:
+        logq = getattr(proposal, "logq", None)
+        if logq is None or not rejecting or depth == 0:
+            return None
+        listed = None
+        if isinstance(self._grouped, DeclaresVocabulary):
+            listed = self._grouped.draft_vocabulary(self._target)
+        rows = len(self._members.rows)
+        return check_logq(logq, rows=rows, depth=depth, vocab_size=vocab_size, listed=listed)
 
     def commit(self, accepted: Sequence[int], context: mx.array | None) -> None:
         """End the round that ``propose`` opened.
 
         Args:
-            accepted: B ints, those of rows outside the draft group included.
+            accepted: B ints, those of rows outside the draft group and forced drafts included.
             context: ``[B, W, ·]`` of the window, or ``None``.
         """
-        self._try(lambda: self._members.commit(accepted, context))
+        ahead, self._ahead = self._ahead, {}
+        self._try(lambda: self._end_round(accepted, context, ahead))
+
+    def _end_round(
+        self,
+        accepted: Sequence[int],
+        context: mx.array | None,
+        ahead: Mapping[int, Sequence[int]],
+    ) -> None:
+        members = self._members
+        if context is None:
+            own = [count - len(ahead.get(row, ())) for row, count in enumerate(accepted)]
+            members.commit([max(0, count) for count in own], None)
+            # They have read what was forced, and was not emitted after all.
+            members.remove([row for row in ahead if own[row] < 0])
+            return
+        members.commit([0 if row in ahead else n for row, n in enumerate(accepted)], context)
+        members.consume({row: ids[: accepted[row]] for row, ids in ahead.items()}, context[:, 1:])
+
+    def preview(self, rows: Sequence[Row], vocab_size: int) -> list[list[int]] | None:
+        """What the drafter would propose now; ``None`` where it cannot say. Changes no state.
+
+        Args:
+            rows: all rows, between rounds.
+            vocab_size: ids must be below it.
+        """
+        group, members = self._members.group, self._members.rows
+        if not members or not isinstance(group, SupportsPreview):
+            return None
+        asked = Asked.of(members, {}, behind=True)
+        seen = self._try(lambda: _shown(group, asked))
+        if seen is None:
+            return None
+        cut, _ = check_host(seen, asked.depths, vocab_size)
+        drafts: list[list[int]] = [[] for _ in rows]
+        for place, draft in zip(members, cut, strict=True):
+            drafts[place] = draft
+        return drafts
+
+    def consume(self, chunks: Mapping[int, Sequence[int]], context: mx.array | None) -> None:
+        """Let the drafter read tokens that somebody else chose; who cannot, loses its rows.
+
+        Args:
+            chunks: what each row's target has read, its pending token first.
+            context: ``[B, L, ·]`` hidden states there, or ``None``.
+        """
+        if isinstance(self._members.group, SupportsConsume):
+            self._try(lambda: self._members.consume(chunks, context))
+        elif self.is_open:
+            self.last_error = "it cannot take tokens that it did not draft"
+            self.close()
 
     def blame(self, rows: Sequence[Row], faults: Sequence[str | None]) -> None:
         """Count invalid proposals; a row stands down after :data:`MAX_FAULTS` of them."""
@@ -319,3 +410,12 @@ class DraftLane:
 
     def _failed(self, error: str | None) -> str:
         return f"drafter {self.name} failed: {error}"
+
+
+def _shown(group: SupportsPreview, asked: Asked) -> list[list[int]] | None:
+    """A preview on the host."""
+    seen = group.preview(*asked.lists())
+    if seen is None:
+        return None
+    shown: Any = seen.tolist()
+    return [ids[:depth] for ids, depth in zip(shown, asked.depths, strict=True)]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 import mlx.core as mx
 from attrs import define, field, frozen
 
-from specdec.contract import Swap
+from specdec.contract import SupportsConsume, Swap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from specdec.contract import (
         DraftRowGroup,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RowSampling,
         Selection,
     )
-    from specdec.verify.request import Row
+    from specdec.verify.row import Row
 
     Refuse = Callable[[Sequence["Joining"], Exception], None]
 
@@ -68,12 +68,24 @@ class MemberSampling:
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
         """Each member's draw: ``[M, V] -> [M]``, as :class:`~specdec.contract.RowSampling`."""
+        return self._as_rows(self._sampling.sample, logprobs, steps)
+
+    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        """What each member draws from, ``[M, V] -> [M, V]``: see ``RowSampling``."""
+        return self._as_rows(self._sampling.log_distribution, logprobs, steps)
+
+    def _as_rows(
+        self,
+        ask: Callable[[mx.array, Sequence[int]], mx.array],
+        logprobs: mx.array,
+        steps: Sequence[int],
+    ) -> mx.array:
         if self._places is None:
-            return self._sampling.sample(logprobs, steps)
-        # The rows between them draw as well, from what is not theirs, and nobody looks.
+            return ask(logprobs, steps)
+        # The rows between them are asked as well, of what is not theirs, and nobody looks.
         every = mx.take(logprobs, mx.array(self._spread, mx.int32), axis=0)
-        drawn = self._sampling.sample(every, pick(steps, self._spread))
-        return mx.take(drawn, mx.array(self._places, mx.int32), axis=0)
+        answer = ask(every, pick(steps, self._spread))
+        return mx.take(answer, mx.array(self._places, mx.int32), axis=0)
 
 
 def spread_index(places: Sequence[int], rows: int) -> list[int]:
@@ -190,3 +202,30 @@ class Members:
         if places is not None and context is not None:
             context = mx.take(context, mx.array(places, mx.int32), axis=0)
         self.group.commit(list(pick(accepted, places)), context)
+
+    def consume(self, chunks: Mapping[int, Sequence[int]], context: mx.array | None) -> None:
+        """Let the draft group read tokens that somebody else chose.
+
+        Args:
+            chunks: tokens by row of the verify group; rows that are no members are passed over.
+            context: ``[B, L, ·]`` hidden states at those tokens, of all rows, or ``None``.
+        """
+        if self.group is None or not any(chunks.get(place) for place in self.rows):
+            return
+        assert isinstance(self.group, SupportsConsume)
+        mine = [list(chunks.get(place, ())) for place in self.rows]
+        longest = max(map(len, mine))
+        padded = [chunk + [0] * (longest - len(chunk)) for chunk in mine]
+        if context is not None:
+            places = mx.array(list(self.rows), mx.int32)
+            context = mx.take(context[:, :longest], places, axis=0)
+        self.group.consume(mx.array(padded, mx.int32), context, [len(chunk) for chunk in mine])
+
+    def remove(self, places: Collection[int]) -> None:
+        """Let rows be members no more; they stay in the verify group."""
+        if not places:
+            return
+        staying = [number for number, place in enumerate(self.rows) if place not in places]
+        if self.group is not None:
+            self.group.filter_rows(staying)
+        self.rows = {place: row for place, row in self.rows.items() if place not in places}

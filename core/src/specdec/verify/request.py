@@ -1,58 +1,31 @@
-"""Requests, and the host's side of the rows that serve them."""
+"""What one row is asked to do."""
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import field, frozen
+from attrs.validators import optional
 
 from specdec.checkpoints import PrefixCache
 from specdec.errors import OptionError, one_line
-from specdec.verify.stats import GenerationStats
+from specdec.sampling.processors import Processors
+from specdec.verify.ends import StopRule, StopSequences, stop_rule, stop_strings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import SupportsIndex
 
-    import mlx.core as mx
     from attrs import Attribute
 
-    from specdec.contract import RowCheckpoint
+    from specdec.contract import RowCheckpoint, TokenConstraint
     from specdec.sampling import SamplingOptions
-    from specdec.verify.prefix import PrefixBinding
+    from specdec.sampling.processors import LogitsProcessor, WindowProcessor
+    from specdec.verify.emission import Emission
+    from specdec.verify.row import Row
 
-__all__ = ["Emission", "FinishReason", "Request", "Row"]
-
-FinishReason = Literal["stop", "length", "cancelled", "error"]
-
-
-@frozen(eq=False)
-class Emission:
-    """One token that a row emits.
-
-    Attributes:
-        token: its id.
-        from_draft: whether it was drafted and accepted.
-        content: false for an end token, which ends the row and is no content.
-        finish: why the row ends with this token, if it does.
-    """
-
-    token: int
-    from_draft: bool
-    content: bool
-    finish: FinishReason | None
-    _logprobs: mx.array
-    _row: int
-    _position: int
-
-    @property
-    def logprobs(self) -> mx.array:
-        """``[V]`` log-probabilities that the token was drawn from, at temperature 1."""
-        logprobs = self._logprobs
-        if logprobs.shape[:2] == (1, 1):  # plain decoding: a view costs less than indexing
-            return logprobs.reshape(-1)
-        return logprobs[self._row, self._position]
+__all__ = ["Request"]
 
 
 def _ids(value: Sequence[int]) -> tuple[int, ...]:
@@ -78,6 +51,15 @@ def _max_tokens(_instance: object, _attribute: Attribute[int], value: int) -> No
 def _width(_instance: object, _attribute: Attribute[int], value: int) -> None:
     if not isinstance(value, int) or value < 0:
         raise OptionError(f"num_draft_tokens is {value!r}; give 1 or more, or 0 to run plain")
+
+
+def _count(_instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise OptionError(f"{attribute.name} is {value!r}; give 0 or a positive whole number")
+
+
+def _processors(value: Iterable[Any] | None) -> tuple[Any, ...]:
+    return Processors(() if value is None else value).chain
 
 
 def _places(value: Iterable[SupportsIndex]) -> tuple[int, ...]:
@@ -115,8 +97,22 @@ class Request:
         sampling: how it draws.
         max_tokens: content tokens to emit at most; -1 for no limit.
         end_tokens: ids that end the row and are no content.
+        min_tokens: content tokens before which nothing but a finished constraint ends the row.
+        stop_sequences: token sequences that end the row; their tokens are content, their text is
+            not shown.
+        stop_strings: texts that end the row; neither they nor what follows is shown.
+        tokenizer: mlx-lm's ``TokenizerWrapper``; needed for stop strings, and for the text of
+            emissions.
+        processors: logits processors, in order; see :mod:`specdec.sampling.processors`.
+        constraint: gives what the row may emit, such as a bound grammar.
+        num_forced_tokens: the most drafts per round that the constraint itself forces; no drafter
+            is needed for them.
+        logprobs: how many alternatives to report with every token, 0 for the token's own
+            log-probability alone; ``None`` for nothing.
         num_draft_tokens: the most drafts per round.
+        history: tokens before the prompt, in the caches that are continued; for processors.
         cache: the caller's mlx-lm prompt cache, continued from and written back; or ``None``.
+        continue_from: mlx-lm caches to continue from, which stay as they are; or ``None``.
         prefix_cache: where the row's beginning is looked up and the row is left when it ends.
         snapshot_at: numbers of prompt tokens after which the row is left there too, such as the
             length of a system prompt that other requests share.
@@ -137,8 +133,20 @@ class Request:
     sampling: SamplingOptions
     max_tokens: int = field(default=256, validator=_max_tokens)
     end_tokens: frozenset[int] = field(default=frozenset(), converter=_id_set)
+    min_tokens: int = field(default=0, validator=_count)
+    stop_sequences: StopRule = field(default=None, converter=stop_rule)
+    stop_strings: tuple[str, ...] = field(default=(), converter=stop_strings_of)
+    tokenizer: Any = None
+    processors: tuple[LogitsProcessor | WindowProcessor, ...] = field(
+        default=(), converter=_processors
+    )
+    constraint: Callable[[], TokenConstraint] | None = None
+    num_forced_tokens: int = field(default=16, validator=_count)
+    logprobs: int | None = field(default=None, validator=optional(_count))
     num_draft_tokens: int = field(default=0, validator=_width)
+    history: tuple[int, ...] = field(default=(), converter=_ids)
     cache: Sequence[Any] | None = None
+    continue_from: Sequence[Any] | None = None
     prefix_cache: PrefixCache | None = field(default=None, validator=_prefix_cache)
     snapshot_at: tuple[int, ...] = field(default=(), converter=_places)
     consumer: Callable[[Emission], bool | None] | None = None
@@ -155,83 +163,24 @@ class Request:
                 raise OptionError(
                     f"snapshot_at has {place}, but the prompt has {len(self.prompt)} tokens"
                 )
-        if self.cache is not None and self.prefix_cache is not None:
+        given = {
+            "a caller's prompt cache": self.cache,
+            "caches to continue from": self.continue_from,
+            "a prefix_cache": self.prefix_cache,
+        }
+        sources = [name for name, source in given.items() if source is not None]
+        if len(sources) > 1:
+            raise OptionError(f"{' and '.join(sources)} were given; give one or the other")
+        if self.stop_strings and self.tokenizer is None:
+            raise OptionError("stop strings were given without a tokenizer; give tokenizer=")
+        if 0 <= self.max_tokens < self.min_tokens:
             raise OptionError(
-                "a caller's prompt cache and a prefix_cache were given; give one or the other"
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; "
+                "give a smaller min_tokens"
             )
 
-
-@define(eq=False)
-class Row:
-    """The host's side of one row. Between rounds, ``pending`` is emitted but not yet read.
-
-    Attributes:
-        request: what was asked.
-        seed: the resolved seed.
-        tokens: the prompt and every content token emitted.
-        width: the most drafts per round now; 0 where the row stands down.
-        processed: how many of ``tokens`` (and the end token) the target has read.
-        end_token: the end token that ended the row.
-        finish: why it ended; ``None`` while it runs.
-        error: what a consumer, a sampler or a stop rule raised, if that ended the row.
-        stats: its counters.
-        faults: rounds in which the drafter's proposal for this row was no valid draft.
-        prefix: its place in a prefix cache, bound when it was admitted; or ``None``.
-        admitted: when, as ``time.perf_counter`` tells it.
-    """
-
-    request: Request
-    seed: int
-    tokens: list[int]
-    width: int = 0
-    processed: int = 0
-    end_token: int | None = None
-    finish: FinishReason | None = None
-    error: Exception | None = None
-    stats: GenerationStats = field(factory=GenerationStats)
-    faults: int = 0
-    prefix: PrefixBinding | None = None
-    admitted: float = 0.0
-
     @property
-    def pending(self) -> int:
-        """The token that heads the next window."""
-        return self.tokens[-1]
-
-    @property
-    def emitted(self) -> tuple[int, ...]:
-        """Content tokens emitted so far."""
-        return tuple(self.tokens[len(self.request.prompt) :])
-
-    @property
-    def read(self) -> tuple[int, ...]:
-        """What the target has read of prompt and output, an end token included."""
-        ends = () if self.end_token is None else (self.end_token,)
-        return (*self.tokens, *ends)[: self.processed]
-
-    @property
-    def steps(self) -> int:
-        """Samples drawn so far that were emitted: the step of the next draw."""
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def budget(self) -> int | None:
-        """Content tokens that may still be emitted; ``None`` for no limit."""
-        limit = self.request.max_tokens
-        return None if limit < 0 else limit - self.steps
-
-    @property
-    def depth(self) -> int:
-        """Drafts that the next round may have: the last token of a budget is never drafted."""
-        budget = self.budget
-        return self.width if budget is None else max(0, min(self.width, budget - 1))
-
-    @property
-    def unread(self) -> int:
-        """Tokens of the output that the target has not read: the last one, or none."""
-        return len(self.tokens) + (self.end_token is not None) - self.processed
-
-    def end(self, finish: FinishReason, error: Exception | None = None) -> None:
-        """End the row, once."""
-        if self.finish is None:
-            self.finish, self.error = finish, error
+    def has_stop_sequences(self) -> bool:
+        """Whether a sequence of tokens can end the row."""
+        rule = self.stop_sequences
+        return not isinstance(rule, StopSequences) or bool(rule.sequences)

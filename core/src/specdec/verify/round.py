@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from attrs import frozen
 
-from specdec.verify.request import Emission
+from specdec.verify.emission import Emission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from specdec.verify.accept import Acceptance
-    from specdec.verify.request import FinishReason, Row
+    from specdec.verify.emission import FinishReason
+    from specdec.verify.logprobs import HostLogprobs
+    from specdec.verify.row import Row
 
 __all__ = ["Round", "RowOutcome"]
 
@@ -31,25 +33,45 @@ class RowOutcome:
 
     Attributes:
         acceptance: the walk's result.
-        drafted: ids that were verified for it.
+        drafted: ids that were verified for it, those included that its constraint forced.
+        forced: how many of them were forced; the first ones.
         logprobs: ``[B, W, V]`` of the window it came from.
         index: its place in ``logprobs``.
-        error: what the request's own sampler or stop rule raised after these tokens; the row ends
-            with it.
+        reports: log-probabilities to report, or ``None``.
+        error: what the request's own code raised after these tokens; the row ends with it.
     """
 
     acceptance: Acceptance
     drafted: int
+    forced: int
     logprobs: mx.array
     index: int
+    reports: HostLogprobs | None = None
     error: Exception | None = None
 
     def emission(
-        self, token: int, position: int, finish: FinishReason | None, *, content: bool
+        self, row: Row, token: int, position: int, finish: FinishReason | None, *, content: bool
     ) -> Emission:
-        """One token of the row, drawn at a position of its window."""
-        drafted = position < self.acceptance.accepted
-        return Emission(token, drafted, content, finish, self.logprobs, self.index, position)
+        """One token of the row, drawn at a position of its window and counted as emitted."""
+        text, ends, asked = "", row.ends, row.request.logprobs
+        if ends is not None:
+            text = ends.text_of(row.steps - 1) if content else ""
+            if finish is not None:
+                text += ends.flush(row.steps)
+        reported = None
+        if self.reports is not None and asked is not None:
+            reported = self.reports.at(self.index, position, asked)
+        return Emission(
+            token,
+            position < self.acceptance.accepted,
+            content,
+            finish,
+            text,
+            reported,
+            self.logprobs,
+            self.index,
+            position,
+        )
 
 
 class Round:
@@ -104,7 +126,7 @@ class Round:
             finish = acceptance.ending if position == last and end_token is None else None
             if finish is not None:
                 row.end(finish)
-            yield outcome.emission(token, position, finish, content=True)
+            yield outcome.emission(row, token, position, finish, content=True)
             if row.finish is not None:
                 return
         if end_token is not None:
@@ -113,7 +135,7 @@ class Round:
                 return
             row.end_token = end_token
             row.end("stop")
-            yield outcome.emission(end_token, last + 1, "stop", content=False)
+            yield outcome.emission(row, end_token, last + 1, "stop", content=False)
         elif outcome.error is not None:
             row.end("error", outcome.error)
 

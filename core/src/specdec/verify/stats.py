@@ -34,7 +34,10 @@ class GenerationStats:
             token into a caller's cache is not counted.
         drafted: drafts that were verified, as far as the output goes.
         accepted: drafts that were emitted.
+        forced: tokens that were emitted as the request's constraint forced them, without a draft of
+            the drafter's; not counted in ``drafted`` and ``accepted``.
         emitted: content tokens that were emitted; an end token is none.
+        consumed: content tokens that were chosen from outside; not counted in ``emitted``.
         drafted_per_position: ``drafted`` by place in the draft, first place first.
         accepted_per_position: ``accepted`` by place in the draft.
         draft_errors: times the drafter raised.
@@ -52,7 +55,9 @@ class GenerationStats:
     target_forwards: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
     emitted: int = 0
+    consumed: int = 0
     drafted_per_position: list[int] = field(factory=list)
     accepted_per_position: list[int] = field(factory=list)
     draft_errors: int = 0
@@ -79,13 +84,16 @@ class GenerationStats:
         self.draft_errors += 1
         self.last_draft_error = one_line(error)
 
-    def count_round(self, drafted: int, acceptance: Acceptance, delivered: int) -> None:
+    def count_round(
+        self, drafted: int, acceptance: Acceptance, delivered: int, forced: int = 0
+    ) -> None:
         """Count one round of this row.
 
         Args:
             drafted: ids that were verified.
             acceptance: the walk's result.
             delivered: how many of its tokens were delivered.
+            forced: how many of the drafted ids a constraint forced; the first ones.
         """
         self.rounds += 1
         self.target_forwards += 1
@@ -101,6 +109,8 @@ class GenerationStats:
             acceptance.ending is not None and acceptance.end_token is None and matched == content
         )
         verified = emitted_drafts if ends_in_run or delivered < content else drafted
+        self.forced += min(forced, emitted_drafts)
+        verified, emitted_drafts = max(0, verified - forced), max(0, emitted_drafts - forced)
         self.drafted += verified
         self.accepted += emitted_drafts
         _count(self.drafted_per_position, verified)

@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from specdec.sampling import RowSamplers
-from specdec.sampling.rows import normalize
-from specdec.verify.accept import Acceptance, accept_tokens
-from specdec.verify.flight import Flight, host_read, pack, window_tokens
+from specdec.verify.draws import WindowPlan, draw_window
+from specdec.verify.flight import Flight, host_reads, pack, window_tokens
+from specdec.verify.forced import forced_drafts
 from specdec.verify.members import pick
+from specdec.verify.positional import PositionByPosition
 from specdec.verify.proposals import Drafts, cut_device
-from specdec.verify.round import RowOutcome
+from specdec.verify.walk import raising, walk_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from specdec.state import RowState
     from specdec.targets import Target
     from specdec.verify.flight import Landed
     from specdec.verify.lane import DraftLane
-    from specdec.verify.request import Row
+    from specdec.verify.round import RowOutcome
+    from specdec.verify.row import Row
 
 __all__ = ["Verifier"]
 
@@ -57,48 +59,71 @@ class Verifier:
             lane: the drafter, or ``None`` for a plain window.
             after: a plain window that is not read yet; this one is built on its samples.
         """
-        proposed = Drafts([()] * len(rows), [0] * len(rows))
+        errors: dict[int, Exception] = {}
         if after is not None:
             # Its samples are emitted, if at all, before anything of this window is.
-            steps = [row.steps + 1 for row in rows]
-            tokens = after.samples
+            nothing = Drafts([()] * len(rows), [0] * len(rows))
+            plan, proposed = _behind(rows, after), nothing
         else:
-            steps = [row.steps for row in rows]
-            vocab = self._target.vocab_size
-            most = 1 + max(row.width for row in rows)  # before a row stands down in this round
-            if lane is not None:
-                proposed = lane.propose(rows, vocab, on_device=self._samplers.stateless)
-            tokens = window_tokens(
-                [row.pending for row in rows],
-                proposed.rows,
-                None if proposed.device is None else proposed.device.tokens,
-                vocab=vocab,
-                width=state.window_width(1 + max(map(len, proposed.rows)), most),
-            )
-        state.begin_round(tokens.shape[1])
+            plan, proposed = self._plan(rows, state, lane, errors)
+        state.begin_round(plan.tokens.shape[1])
         if lane is not None and lane.is_open:
-            window = self._target.forward(tokens, state, lane.context, lane.taps)
+            window = self._target.forward(plan.tokens, state, lane.context, lane.taps)
         else:
-            window = self._target.forward(tokens, state)
-        logprobs = normalize(window.logits)
-        samples = self._samplers.draw(logprobs, steps)
-        errors: dict[int, Exception] = {}
-        if not self._samplers.stateless and samples.shape[1] == 1:
-            samples = self._call_samplers(logprobs, samples, errors)
+            window = self._target.forward(plan.tokens, state)
+        draw = draw_window(rows, self._samplers, window.logits, plan)
+        draw.errors.update(errors)
         device = proposed.device
+        by_position = plan.tokens.shape[1] > 1 and any(row.positional for row in rows)
         flight = Flight(
-            samples,
-            logprobs,
+            draw,
             window.context,
-            proposed.rows,
-            proposed.depths,
-            device,
-            packed=samples if device is None else pack(samples, device),
-            places=proposed.places,
-            errors=errors,
+            proposed,
+            packed=draw.samples if device is None else pack(draw.samples, device),
+            logits=window.logits if by_position else None,
+            masks=plan.masks if by_position else {},
         )
-        mx.async_eval(flight.packed)  # type: ignore[no-untyped-call]  # untyped in MLX's stubs
+        mx.async_eval(*flight.arrays)  # type: ignore[no-untyped-call]  # untyped in MLX's stubs
         return flight
+
+    def _plan(
+        self,
+        rows: Sequence[Row],
+        state: RowState,
+        lane: DraftLane | None,
+        errors: dict[int, Exception],
+    ) -> tuple[WindowPlan, Drafts]:
+        """Drafts, and the window that verifies them; fills in what rows' constraints raised."""
+        vocab = self._target.vocab_size
+        masks: dict[int, mx.array | None] = {}
+        constrained = any(row.constraint is not None for row in rows)
+        most = 1 + max(row.width for row in rows)  # before a row stands down in this round
+        forced: dict[int, list[int]] = {}
+        if constrained and state.reason is None:
+            forced = forced_drafts(rows, lane, errors)
+        if lane is None:
+            proposed = Drafts([()] * len(rows), [0] * len(rows)).behind(forced, vocab)
+        else:
+            proposed = lane.propose(
+                rows,
+                vocab,
+                on_device=not constrained and not any(row.positional for row in rows),
+                forced=forced,
+                rejecting=self._samplers.rejecting,
+            )
+        if constrained:
+            proposed = _masked(rows, proposed, masks, errors)
+            most = max(most, 1 + max(map(len, proposed.rows)))
+        tokens = window_tokens(
+            [row.pending for row in rows],
+            proposed.rows,
+            None if proposed.device is None else proposed.device.tokens,
+            vocab=vocab,
+            width=state.window_width(1 + max(map(len, proposed.rows)), most),
+        )
+        steps = [row.steps for row in rows]
+        drafted = proposed.drafted(vocab) if self._samplers.rejecting else None
+        return WindowPlan(tokens, 1, steps, masks, drafted), proposed
 
     def land(
         self, rows: Sequence[Row], flight: Flight, lane: DraftLane | None
@@ -110,21 +135,36 @@ class Verifier:
             the last ones.
         """
         landed = flight.land()
-        drafts, logprobs = flight.drafts, flight.logprobs
-        if flight.device is not None:
+        proposed, draw = flight.proposed, flight.draw
+        drafts = proposed.rows
+        if proposed.device is not None:
             drafts = self._resolve(rows[: flight.row_count], flight, landed, lane)
         outcomes: list[RowOutcome | None] = [None] * len(rows)
         for index, row_samples in enumerate(landed.samples):
-            draft = drafts[index]
-            count = len(draft) + 1
-            samples: Iterable[int] = row_samples[:count]
-            if not self._samplers.stateless:
-                sampler = self._samplers.callable_of(index)
-                if index in flight.errors:
-                    samples = _raising(flight.errors[index])
-                elif sampler is not None and flight.width > 1:
-                    samples = _one_by_one(sampler, logprobs[index], count)
-            outcomes[index] = _walk(rows[index], draft, samples, logprobs, index)
+            row, draft = rows[index], drafts[index]
+            samples: Iterable[int] = row_samples[: len(draft) + 1]
+            if index in draw.errors:
+                samples = raising(draw.errors[index])
+            elif flight.logits is not None and row.positional:
+                samples = PositionByPosition(
+                    row,
+                    index,
+                    self._samplers,
+                    flight.logits[index],
+                    flight.masks.get(index),
+                    draft,
+                    None if proposed.logq is None else proposed.logq[index],
+                    index in proposed.refused,
+                )
+            outcomes[index] = walk_row(
+                row,
+                draft,
+                samples,
+                forced=proposed.forced[index] if proposed.forced else 0,
+                logprobs=draw.logprobs,
+                index=index,
+                reports=landed.reports,
+            )
         return outcomes
 
     def firsts(
@@ -138,32 +178,52 @@ class Verifier:
                 for the other rows.
         """
         fresh = [index for index, each in enumerate(logits) if each is not None]
-        logprobs = normalize(mx.concatenate([each for each in logits if each is not None], axis=0))
+        theirs = pick(rows, fresh)
         alone = RowSamplers()
-        drawn = [(rows[index].request.sampling, rows[index].seed) for index in fresh]
-        alone.prepare_append(drawn).commit()
-        read = host_read(alone.draw(logprobs, [rows[index].steps for index in fresh]))
+        alone.prepare_append([(row.request.sampling, row.seed) for row in theirs]).commit()
+        errors: dict[int, Exception] = {}
+        masks: dict[int, mx.array | None] = {}
+        _masked(theirs, Drafts([()] * len(fresh), [0] * len(fresh)), masks, errors)
+        plan = WindowPlan(
+            tokens=mx.array([[row.pending] for row in theirs], mx.int32),
+            known=1,
+            steps=[row.steps for row in theirs],
+            masks=masks,
+        )
+        window = mx.concatenate([each for each in logits if each is not None], axis=0)
+        draw = draw_window(theirs, alone, window, plan)
+        draw.errors.update(errors)
+        read, *rest = host_reads(*draw.arrays)
+        reports = None if draw.reports is None else draw.reports.on_host(rest)
         outcomes: list[RowOutcome | None] = [None] * len(rows)
         for place, index in enumerate(fresh):
             samples: Iterable[int] = read[place]
-            sampler = alone.callable_of(place)
-            if sampler is not None:
-                samples = _one_by_one(sampler, logprobs[place], 1)
-            outcomes[index] = _walk(rows[index], (), samples, logprobs, place)
+            if place in draw.errors:
+                samples = raising(draw.errors[place])
+            outcomes[index] = walk_row(
+                rows[index],
+                (),
+                samples,
+                forced=0,
+                logprobs=draw.logprobs,
+                index=place,
+                reports=reports,
+            )
         return outcomes
 
     def _resolve(
         self, rows: Sequence[Row], flight: Flight, landed: Landed, lane: DraftLane | None
     ) -> list[list[int]]:
         """Device drafts, now on the host, cut to what is valid."""
-        assert flight.device is not None
+        proposed = flight.proposed
+        assert proposed.device is not None
         assert landed.device is not None
-        places = flight.places
+        places = proposed.places
         read = pick(landed.device, places)
         lengths = None if landed.lengths is None else pick(landed.lengths, places)
-        cut = (pick(flight.depths, places), self._target.vocab_size)
+        cut = (pick(proposed.depths, places), self._target.vocab_size)
         try:
-            resolved = flight.device.resolve([token for row in read for token in row])
+            resolved = proposed.device.resolve([token for row in read for token in row])
             drafts, faults = cut_device(read, lengths, resolved, *cut)
         except Exception as error:
             if lane is not None:
@@ -176,59 +236,28 @@ class Verifier:
         drafted = dict(zip(places, drafts, strict=True))
         return [drafted.get(index, []) for index in range(flight.row_count)]
 
-    def _call_samplers(
-        self, logprobs: mx.array, samples: mx.array, errors: dict[int, Exception]
-    ) -> mx.array:
-        """Put the draws of rows with a callable into a window of one position."""
-        columns = [samples[index : index + 1] for index in range(samples.shape[0])]
-        for index in range(len(columns)):
-            sampler = self._samplers.callable_of(index)
-            if sampler is None:
-                continue
-            try:
-                ids = sampler(logprobs[index])
-                columns[index] = ids.reshape(1, 1).astype(samples.dtype)
-            except Exception as error:
-                errors[index] = error
-        return columns[0] if len(columns) == 1 else mx.concatenate(columns, axis=0)
+
+def _behind(rows: Sequence[Row], after: Flight) -> WindowPlan:
+    """A plain window on the samples of another that nobody has read."""
+    tokens = after.draw.samples
+    if any(row.shaped for row in rows):
+        tokens = mx.maximum(tokens, 0)  # a row with nothing left to draw ends anyway
+    return WindowPlan(tokens, 0, [row.steps + 1 for row in rows], {})
 
 
-def _one_by_one(
-    sampler: Callable[[mx.array], mx.array], logprobs: mx.array, count: int
-) -> Iterator[int]:
-    """A callable's draws over ``[W, V]``, each made only when the walk reaches its position."""
-    for position in range(count):
-        yield int(host_read(sampler(logprobs[position][None]).reshape(1))[0])
-
-
-def _raising(error: Exception) -> Iterator[int]:
-    """Samples of a row whose sampler has raised already."""
-    raise error
-    yield 0
-
-
-def _walk(
-    row: Row, draft: Sequence[int], samples: Iterable[int], logprobs: mx.array, index: int
-) -> RowOutcome:
-    """What a row takes from its window; the tokens before its own sampler or stop rule raised."""
-    request = row.request
-    if request.stops is None and isinstance(samples, list):
-        # The common case: nothing of the request's own runs in the walk.
-        acceptance = accept_tokens(draft, samples, end_tokens=request.end_tokens, budget=row.budget)
-        return RowOutcome(acceptance, len(draft), logprobs, index)
-    passed: list[int] = []
-
-    def stops(token: int) -> bool:
-        stop = request.stops is not None and request.stops(token)
-        passed.append(token)
-        return stop
-
-    try:
-        acceptance = accept_tokens(
-            draft, samples, end_tokens=request.end_tokens, budget=row.budget, stops=stops
-        )
-    except Exception as error:
-        # Each token that was passed was an accepted draft, or the walk would have ended there.
-        kept = Acceptance(len(passed), tuple(passed))
-        return RowOutcome(kept, len(passed), logprobs, index, error)
-    return RowOutcome(acceptance, len(draft), logprobs, index)
+def _masked(
+    rows: Sequence[Row],
+    proposed: Drafts,
+    masks: dict[int, mx.array | None],
+    errors: dict[int, Exception],
+) -> Drafts:
+    """The drafts that constraints allow; fills in what may follow each, or what was raised."""
+    counts = {}
+    for index, row in enumerate(rows):
+        if row.constraint is None or index in errors:
+            continue
+        try:
+            masks[index], counts[index] = row.constraint.masks(list(proposed.rows[index]))
+        except Exception as error:
+            errors[index] = error
+    return proposed.cut(counts) if counts else proposed

@@ -1,0 +1,132 @@
+"""Tokens that somebody else chose become a row's output: the target reads them, drafters follow.
+
+For methods that compare a drafter with a text that exists already, or that let another model
+write a part of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from specdec.contract import ContextKind
+from specdec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from specdec.state import RowState
+    from specdec.targets import Target
+    from specdec.verify.lane import DraftLane
+    from specdec.verify.row import Row
+
+__all__ = ["check_external", "read_external"]
+
+
+def check_external(
+    rows: Sequence[Row],
+    tokens: Sequence[Sequence[int]],
+    target: Target,
+    state: RowState | None,
+    undelivered: Container[int],
+) -> None:
+    """Check tokens that are to be consumed.
+
+    Args:
+        rows: the rows.
+        tokens: ids per row.
+        target: the bound target.
+        state: its rows.
+        undelivered: rows whose first token is drawn and not delivered yet.
+
+    Raises:
+        OptionError: they cannot be; names why.
+    """
+    if len(tokens) != len(rows):
+        raise OptionError(f"consume() was given {len(tokens)} lists; give one per row, {len(rows)}")
+    for index, (row, ids) in enumerate(zip(rows, tokens, strict=True)):
+        if not ids:
+            continue
+        if index in undelivered:
+            raise OptionError(f"row {index} has a first token of its own; call round() first")
+        wrong = [token for token in ids if not 0 <= token < target.vocab_size]
+        if wrong:
+            raise OptionError(
+                f"row {index} was given {wrong[0]}; this model's ids are 0 to "
+                f"{target.vocab_size - 1}"
+            )
+        ends = [token for token in ids if token in row.request.end_tokens]
+        if ends:
+            raise OptionError(f"row {index} was given the end token {ends[0]}; leave it out")
+        if row.budget is not None and len(ids) > row.budget:
+            raise OptionError(
+                f"row {index} was given {len(ids)} tokens, but max_tokens leaves it {row.budget}"
+            )
+        if row.constraint is not None:
+            _, allowed = row.constraint.masks(list(ids))
+            if allowed < len(ids):
+                raise OptionError(
+                    f"row {index} was given {ids[allowed]}, which its constraint does not allow"
+                )
+    if state is not None and state.reason is not None and any(tokens):
+        raise OptionError(f"these rows take one position at a time ({state.reason})")
+
+
+def read_external(
+    target: Target,
+    state: RowState,
+    lane: DraftLane | None,
+    rows: Sequence[Row],
+    tokens: Sequence[Sequence[int]],
+    *,
+    step_size: int,
+) -> None:
+    """Read the rows' pending tokens and all but the last of the tokens that follow.
+
+    Args:
+        target: the bound target.
+        state: its rows, between rounds.
+        lane: the drafter, or ``None``.
+        rows: the rows.
+        tokens: ids per row, checked.
+        step_size: positions per window at most.
+    """
+    # The rules first: what follows an end is not read.
+    taken = [_take(row, ids) for row, ids in zip(rows, tokens, strict=True)]
+    for start in range(0, max(map(len, taken)), step_size):
+        chunks = [ids[start : start + step_size] for ids in taken]
+        width = max(map(len, chunks))
+        padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+        state.begin_round(width)
+        window = mx.array(padded, mx.int32)
+        if lane is not None and lane.is_open and lane.context is not ContextKind.NONE:
+            context = target.forward(window, state, lane.context, lane.taps).context
+        else:
+            target.forward(window, state)
+            context = None
+        state.rollback([len(chunk) for chunk in chunks])
+        mx.eval(state.arrays())
+        if lane is not None:
+            lane.consume(dict(enumerate(chunks)), context)
+        for row, chunk in zip(rows, chunks, strict=True):
+            row.processed += len(chunk)
+            row.stats.target_forwards += bool(chunk)
+
+
+def _take(row: Row, ids: Sequence[int]) -> list[int]:
+    """Emit tokens up to where they end the row; what its target must read for it."""
+    unread: list[int] = []
+    for token in ids:
+        unread.append(row.pending)
+        stop = row.constraint is not None and row.constraint.advance(token)
+        stop |= row.ends is not None and row.ends.advance(token)
+        stop |= row.request.stops is not None and row.request.stops(token)
+        row.tokens.append(token)
+        row.stats.consumed += 1
+        if stop:
+            row.end("stop")
+            break
+    if row.budget == 0:
+        row.end("length")
+    return unread

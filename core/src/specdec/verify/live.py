@@ -1,0 +1,253 @@
+"""The rows that decode together: target state, draws, drafter and host rows, always in one order.
+
+Every method leaves them between rounds or inside one, as it says; when each may be called, and
+what a failure means, is the group's matter (``verify/group.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from specdec.contract import Swap, commit_all
+from specdec.sampling import RowSamplers
+from specdec.verify.external import read_external
+from specdec.verify.handover import leave
+from specdec.verify.verifier import Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdec.contract import PendingChange
+    from specdec.state import RowState
+    from specdec.targets import Target
+    from specdec.verify.drafting import DraftSide
+    from specdec.verify.flight import Flight
+    from specdec.verify.prefill import Reading
+    from specdec.verify.round import RowOutcome
+    from specdec.verify.row import Row
+
+__all__ = ["LiveRows"]
+
+
+class LiveRows:
+    """Rows of one target.
+
+    Args:
+        target: the bound target.
+        drafting: who drafts for them.
+
+    Attributes:
+        rows: the host's side.
+        state: the target's side; ``None`` before the first rows join.
+        samplers: their draws.
+        drafting: the drafter's side.
+        flight: a window that was begun early, on samples that nobody has read; or ``None``.
+        firsts: by row, logits after a prompt that was read whole, until they are drawn.
+    """
+
+    def __init__(self, target: Target, drafting: DraftSide) -> None:
+        self._target = target
+        self.rows: list[Row] = []
+        self.state: RowState | None = None
+        self.samplers = RowSamplers()
+        self.drafting = drafting
+        self.flight: Flight | None = None
+        self.firsts: dict[int, mx.array] = {}
+        self._verifier = Verifier(target, self.samplers)
+        self._rounds = 0
+
+    @property
+    def kind(self) -> list[str | None]:
+        """Why the rows that decode are apart; nothing where there are none."""
+        return [self.state.reason] if self.rows and self.state is not None else []
+
+    def join(self, readings: Sequence[Reading]) -> None:
+        """Let rows join, all or none; one or more, of one kind.
+
+        An interrupt between one commit and another leaves ``samplers`` with another number of
+        rows than ``rows`` had before.
+        """
+        if not self.rows:
+            self.state = None  # the next rows may be of another kind
+        if self.flight is not None:
+            # The live rows use its samples in the next round, and the new rows begin after it.
+            self.commit_plain(self.flight)
+        rows = [reading.row for reading in readings]
+        lane, apart = self.drafting.for_join(readings), readings[0].apart
+        live = len(self.rows)
+        states = [reading.state for reading in readings]
+        state = self.state or states[0]
+        joining = states if self.state is not None else states[1:]
+        samplers = [(row.request.sampling, row.seed) for row in rows]
+        checkpoints = [reading.checkpoint for reading in readings]
+        prepared: list[PendingChange] = []
+
+        def enter() -> None:
+            self.state = state
+            self.rows.extend(rows)
+            if lane is not None:
+                self.drafting.wake(lane)
+            elif apart is not None:
+                self.drafting.rest()
+
+        def prepare_drafts() -> PendingChange:
+            if lane is not None:
+                prepared.append(lane.prepare_append(rows, checkpoints, self.samplers, live))
+            return prepared[-1] if prepared else Swap(lambda: None)
+
+        try:
+            commit_all(
+                [
+                    lambda: self.samplers.prepare_append(samplers),
+                    lambda: state.prepare_append(joining),
+                    lambda: Swap(enter),
+                    prepare_drafts,
+                ]
+            )
+        except BaseException:
+            for change in prepared:
+                change.discard()
+            raise
+        for offset, reading in enumerate(readings):
+            self.drafting.describe(reading.row, apart)
+            if reading.first is not None:
+                self.firsts[live + offset] = reading.first
+
+    # Rounds.
+
+    def draw_firsts(self) -> list[RowOutcome | None]:
+        """The tokens that come with prompts that were read whole; no window is opened."""
+        firsts = [self.firsts.get(index) for index in range(len(self.rows))]
+        return self._verifier.firsts(self.rows, firsts)
+
+    def fly(self) -> tuple[Flight, list[RowOutcome | None]]:
+        """Submit a window, or take the one that was begun early, and read it.
+
+        The round is open on ``state`` afterwards, unless the window is settled.
+        """
+        assert self.state is not None
+        flight, self.flight = self.flight, None
+        if flight is None:
+            lane = self.drafting.ready(self.rows, self.samplers)
+            flight = self._verifier.launch(self.rows, self.state, lane)
+        if self._may_begin_early(flight):
+            self.commit_plain(flight)
+            self.flight = self._verifier.launch(self.rows, self.state, None, after=flight)
+        outcomes = self._verifier.land(self.rows, flight, self.drafting.lane)
+        self._rounds += 1
+        if self._rounds % 256 == 0:
+            mx.clear_cache()
+        return flight, outcomes
+
+    def _may_begin_early(self, flight: Flight) -> bool:
+        """Whether the next window can be submitted before this one is read."""
+        assert self.state is not None
+        if self.drafting.lane is not None or flight.width != 1 or not self.state.can_roll_back:
+            return False
+        if flight.row_count < len(self.rows):
+            return False
+        if any(row.constraint is not None for row in self.rows):
+            return False  # what it allows next depends on the samples
+        for row in self.rows:
+            budget = row.budget
+            if budget is None or budget > 1 or row.request.cache is not None:
+                return True
+        return False
+
+    def commit_plain(self, flight: Flight) -> None:
+        """A plain window's only position is its pending token, which was emitted: keep it."""
+        if flight.settled:
+            return
+        assert self.state is not None
+        self.state.commit_round()
+        for row in self.rows:
+            row.processed += 1
+        flight.settled = True
+
+    def commit(self, kept: Sequence[int], flight: Flight) -> None:
+        """End a window: each row keeps its pending token and its first drafts.
+
+        Args:
+            kept: drafts to keep, per row.
+            flight: the window.
+        """
+        if flight.settled:
+            return
+        assert self.state is not None
+        self.state.rollback([1 + count for count in kept])
+        for row, count in zip(self.rows, kept, strict=True):
+            row.processed += 1 + count
+        if self.drafting.lane is not None:
+            self.drafting.lane.commit(kept, flight.context)
+
+    def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
+        """Take checked tokens that somebody else chose, between rounds.
+
+        Args:
+            tokens: ids per row.
+            step_size: positions per window at most.
+        """
+        self.drop_flight()
+        lane = self.drafting.ready(self.rows, self.samplers)
+        assert self.state is not None
+        read_external(self._target, self.state, lane, self.rows, tokens, step_size=step_size)
+
+    def preview(self) -> list[list[int]] | None:
+        """What the drafter would propose now; ``None`` where nobody can tell."""
+        lane = self.drafting.ready(self.rows, self.samplers)
+        return None if lane is None else lane.preview(self.rows, self._target.vocab_size)
+
+    # Leaving.
+
+    def extract(self, index: int) -> tuple[list[Any], tuple[int, ...]]:
+        """A copy of a row's caches between rounds, and the tokens that they cover."""
+        if self.flight is not None:
+            self.commit_plain(self.flight)
+        assert self.state is not None
+        return self.state.extract_row(index), self.rows[index].read
+
+    def retire(self) -> None:
+        """Give ended rows' caches back, then drop the rows everywhere."""
+        keep = [index for index, row in enumerate(self.rows) if row.finish is None]
+        if len(keep) == len(self.rows):
+            return
+        assert self.state is not None
+        flight = self.flight
+        if flight is not None and not flight.settled:
+            # The early window holds the last token. An ended row keeps it where its cache is the
+            # caller's, for which it is the final read.
+            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
+            self.state.rollback(early)
+            for row, count in zip(self.rows, early, strict=True):
+                row.processed += count
+            flight.settled = True
+        lane = self.drafting.lane
+        for index, row in enumerate(self.rows):
+            if row.finish is not None:
+                leave(self._target, self.state, lane, index, row)
+        self.state.filter_rows(keep)
+        self.samplers.filter_rows(keep)
+        if lane is not None:
+            lane.filter_rows(keep)
+        self.firsts = {new: self.firsts[k] for new, k in enumerate(keep) if k in self.firsts}
+        if flight is not None:
+            # Rows that joined since are behind those of the window.
+            still = [index for index in keep if index < flight.row_count]
+            self.flight = flight if still else None
+            flight.take(still)
+        self.rows = [self.rows[index] for index in keep]
+
+    def drop_flight(self) -> None:
+        """Take back a window that was begun early; its draws depend on seed and step alone."""
+        state, self.flight = self.state, None
+        if state is None or not state.open_width:
+            return
+        if state.can_roll_back or state.open_width > 1:
+            state.rollback([0] * state.row_count)
+            return
+        # Its one position is the pending token, which was emitted and may as well be kept.
+        state.commit_round()
+        for row in self.rows:
+            row.processed += 1

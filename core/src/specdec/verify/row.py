@@ -1,0 +1,191 @@
+"""The host's side of a row: what it has emitted, what it may still emit, and how it draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import mlx.core as mx
+from attrs import define, field
+
+from specdec.errors import OptionError
+from specdec.sampling.masks import MinTokens
+from specdec.sampling.processors import Processors
+from specdec.verify.ends import RowEnds
+from specdec.verify.stats import GenerationStats
+from specdec.verify.text import RowText
+
+if TYPE_CHECKING:
+    from specdec.contract import TokenConstraint
+    from specdec.verify.emission import FinishReason
+    from specdec.verify.prefix import PrefixBinding
+    from specdec.verify.request import Request
+
+__all__ = ["Row"]
+
+
+@define(eq=False)
+class Row:
+    """The host's side of one row. Between rounds, ``pending`` is emitted but not yet read.
+
+    Attributes:
+        request: what was asked.
+        seed: the resolved seed.
+        tokens: the prompt and every content token emitted.
+        processors: what changes its logits before a draw.
+        constraint: what it may emit, if that is restricted.
+        ends: tells where its output ends, and its text.
+        width: the most drafts per round now; 0 where the row stands down.
+        processed: how many of ``tokens`` (and the end token) the target has read.
+        end_token: the end token that ended the row.
+        finish: why it ended; ``None`` while it runs.
+        error: what a consumer, a sampler, a processor, a constraint or a stop rule raised, if that
+            ended the row.
+        stats: its counters.
+        faults: rounds in which the drafter's proposal for this row was no valid draft.
+        prefix: its place in a prefix cache, bound when it was admitted; or ``None``.
+        admitted: when, as ``time.perf_counter`` tells it.
+    """
+
+    request: Request
+    seed: int
+    tokens: list[int]
+    processors: Processors
+    constraint: TokenConstraint | None = None
+    ends: RowEnds | None = None
+    width: int = 0
+    processed: int = 0
+    end_token: int | None = None
+    finish: FinishReason | None = None
+    error: Exception | None = None
+    stats: GenerationStats = field(factory=GenerationStats)
+    faults: int = 0
+    prefix: PrefixBinding | None = None
+    admitted: float = 0.0
+    _device_tokens: mx.array | None = None
+
+    @classmethod
+    def of(cls, request: Request, vocab_size: int) -> Self:
+        """A row that has emitted nothing.
+
+        Args:
+            request: what is asked.
+            vocab_size: the target's.
+
+        Raises:
+            OptionError: an id that the target does not have, or a processor that is none.
+        """
+        for name, ids in (("the prompt", request.prompt), ("the history", request.history)):
+            wrong = [
+                token
+                for token in (min(ids, default=0), max(ids, default=0))
+                if not 0 <= token < vocab_size
+            ]
+            if wrong:
+                raise OptionError(
+                    f"{name} has {wrong[0]}; this model's ids are 0 to {vocab_size - 1}"
+                )
+        chain = list(request.processors)
+        ends_early = sorted(token for token in request.end_tokens if token < vocab_size)
+        if request.min_tokens and ends_early:
+            chain.append(MinTokens(request.min_tokens, ends_early))
+        ends, tokenizer = None, request.tokenizer
+        if request.has_stop_sequences or tokenizer is not None:
+            text = None
+            if tokenizer is not None:
+                text = RowText(
+                    lambda: tokenizer.detokenizer, request.stop_strings, decode=tokenizer.decode
+                )
+            ends = RowEnds(request.stop_sequences, text, request.min_tokens)
+        processors = Processors(chain)
+        processors.check_vocabulary(vocab_size)
+        return cls(
+            request=request,
+            seed=request.sampling.resolved_seed(),
+            tokens=list(request.prompt),
+            processors=processors,
+            constraint=None if request.constraint is None else request.constraint(),
+            ends=ends,
+        )
+
+    @property
+    def pending(self) -> int:
+        """The token that heads the next window."""
+        return self.tokens[-1]
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Content tokens emitted so far."""
+        return tuple(self.tokens[len(self.request.prompt) :])
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """What the target has read of prompt and output, an end token included."""
+        ends = () if self.end_token is None else (self.end_token,)
+        return (*self.tokens, *ends)[: self.processed]
+
+    @property
+    def steps(self) -> int:
+        """Samples drawn so far that were emitted: the step of the next draw."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def budget(self) -> int | None:
+        """Content tokens that may still be emitted; ``None`` for no limit."""
+        limit = self.request.max_tokens
+        return None if limit < 0 else limit - self.steps
+
+    @property
+    def depth(self) -> int:
+        """Drafts that the next round may have: the last token of a budget is never drafted."""
+        return self.within_budget(self.width)
+
+    def within_budget(self, drafts: int) -> int:
+        """At most so many drafts, and no draft for the last token of the budget."""
+        budget = self.budget
+        return drafts if budget is None else max(0, min(drafts, budget - 1))
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the output that the target has not read: the last one, or none."""
+        return len(self.tokens) + (self.end_token is not None) - self.processed
+
+    @property
+    def unread_tokens(self) -> tuple[int, ...]:
+        """Those tokens, an end token last."""
+        ends = () if self.end_token is None else (self.end_token,)
+        return (*self.tokens[self.processed :], *ends)[: self.unread]
+
+    @property
+    def shaped(self) -> bool:
+        """Whether something changes its logits before the draw."""
+        return bool(self.processors) or self.constraint is not None
+
+    @property
+    def positional(self) -> bool:
+        """Whether code of the request's own must run once per emitted token, in order."""
+        return self.processors.positional or self.request.sampling.sampler is not None
+
+    @property
+    def text(self) -> str:
+        """The text of what it emitted, stop strings cut off; empty without a detokenizer."""
+        if self.ends is None:
+            return ""
+        shown = [self.ends.text_of(index) for index in range(self.steps)]
+        return "".join(shown) + self.ends.flush(self.steps)
+
+    def history(self) -> mx.array:
+        """``[n]`` every token up to the pending one, on the device: what processors look at."""
+        before = self.request.history
+        held = self._device_tokens
+        done = 0 if held is None else held.shape[0]
+        fresh = [*before, *self.tokens] if held is None else self.tokens[done - len(before) :]
+        if fresh:
+            ids = mx.array(fresh, mx.int32)
+            self._device_tokens = held = ids if held is None else mx.concatenate([held, ids])
+        assert held is not None
+        return held
+
+    def end(self, finish: FinishReason, error: Exception | None = None) -> None:
+        """End the row, once."""
+        if self.finish is None:
+            self.finish, self.error = finish, error
