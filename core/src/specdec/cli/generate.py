@@ -16,13 +16,14 @@ from specdec.cli.options import (
     read_text,
 )
 from specdec.cli.progress import prompt_progress
+from specdec.cli.shaping import add_shaping, shaping
 from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     import argparse
 
     from specdec.generation import GenerationResponse
-    from specdec.verify import GenerationStats
+    from specdec.verify import GenerationStats, TokenLogprobs
 
 __all__ = ["add_parser", "run_generate"]
 
@@ -47,6 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--num-draft-tokens", type=int, help="drafts a round; 0 runs plain")
     add_drafter_options(parser)
     add_sampling(parser)
+    add_shaping(parser)
     parser.add_argument(
         "--prefix-cache",
         metavar="DIR",
@@ -71,7 +73,7 @@ def run_generate(args: argparse.Namespace) -> int:
     _check_numbers(args)
     prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
     check_text(prompt, "the prompt")
-    options = drafter_options(args)
+    options, shaped = drafter_options(args), shaping(args)
     from specdec.checkpoints import PrefixCache
     from specdec.drafters import check_drafter, load_drafter
     from specdec.generation import stream_generate
@@ -100,22 +102,28 @@ def run_generate(args: argparse.Namespace) -> int:
         prefix_cache=cache,
         prompt_progress_callback=prompt_progress(),
         **sampling,  # type: ignore[arg-type]  # checked above
+        **shaped,
     )
     parts: list[str] = []
     tokens: list[int] = []
+    reports: list[TokenLogprobs | None] = []
     last: GenerationResponse | None = None
     for response in responses:
         if not args.json:
             print(response.text, end="", flush=True)
         parts.append(response.text)
         tokens.append(response.token)
+        reports.append(response.token_logprobs)
         last = response
     assert last is not None
     assert last.stats is not None
     # An end token is the last response's, but no content.
     tokens = tokens[: last.stats.emitted]
     if args.json:
-        print(json.dumps(_as_object("".join(parts), tokens, last, last.stats)))
+        shown = _as_object("".join(parts), tokens, last, last.stats)
+        if args.logprobs is not None:
+            shown["logprobs"] = [_report(each) for each in reports]
+        print(json.dumps(shown))
     else:
         print(f"\n{'=' * 10}\n{_summary(last, last.stats)}", flush=True)
     if cache is not None:
@@ -163,6 +171,12 @@ def _as_object(
     }
 
 
+def _report(report: TokenLogprobs | None) -> dict[str, Any] | None:
+    if report is None:
+        return None
+    return {"logprob": report.logprob, "rank": report.rank, "top": [list(t) for t in report.top]}
+
+
 def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
     lines = []
     if stats.drafter is None:
@@ -181,6 +195,8 @@ def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
             for a, d in zip(accepted, stats.drafted_per_position, strict=False)
         )
         lines.append(f"accepted: {stats.accepted} of {stats.drafted}; by position {shares}")
+    if stats.forced:
+        lines.append(f"forced by the grammar: {stats.forced}")
     if stats.draft_errors or stats.invalid_drafts:
         lines.append(
             f"drafter faults: raised {stats.draft_errors} times, {stats.invalid_drafts} invalid "
