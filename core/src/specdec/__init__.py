@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec.batch import BatchGenerator
     from specdec.checkpoints import PrefixCache
     from specdec.drafters import LoadedDrafter, bind_target, load_drafter
     from specdec.generation import GenerationResponse, generate, stream_generate
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from specdec.verify import Emission, GenerationStats, Request, Round, Row, VerifyGroup
 
 __all__ = [
+    "BatchGenerator",
     "Emission",
     "GenerationResponse",
     "GenerationStats",
@@ -38,6 +40,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BatchGenerator": "specdec.batch",
     "Emission": "specdec.verify",
     "GenerationResponse": "specdec.generation",
     "GenerationStats": "specdec.verify",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from specdec.state.kernels import key_reach, plans_by_shape
+
 if TYPE_CHECKING:
     from specdec.targets.protocol import Target
 
@@ -24,12 +26,18 @@ class RowSizes:
     def at(self, target: Target, tokens: int) -> int:
         """Bytes of one row at so many positions at most."""
         state = target.new_state()
-        # Buffers of rows that share one may grow by an eighth (state/attention.py).
-        wanted = tokens if state.reason is not None else tokens * 9 // 8
-        room = -(-max(1, wanted) // _STEP) * _STEP
+        together = state.reason is None
+        wanted = max(1, tokens)
+        if together:
+            # Buffers of rows that share one grow by an eighth (state/attention.py), and on some
+            # backends to the length that keys are read at.
+            wanted = (key_reach(wanted, 2) if plans_by_shape() else wanted) * 9 // 8
+        room = -(-wanted // _STEP) * _STEP
         if room not in self._bytes:
-            for start in range(0, room, _CHUNK):
-                width = min(_CHUNK, room - start)
+            # Caches of windows hold what one chunk brings, so these are filled as prompts are.
+            chunk = room if together else _CHUNK
+            for start in range(0, room, chunk):
+                width = min(chunk, room - start)
                 state.begin_round(width)
                 target.forward(mx.zeros((1, width), mx.int32), state)
                 state.commit_round()

@@ -1,0 +1,80 @@
+"""How many rows fit into a memory limit, told before anything is allocated.
+
+All rows of a group lie in one buffer that is as long as its longest row, so what counts is the
+number of rows times the longest final length, not the sum of the lengths. A row counts with its
+final length from the moment its prompt is begun: a row that was let in never has to go again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from specdec.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from specdec.batch.entry import Entry
+    from specdec.targets import Target
+
+__all__ = ["MemoryPlan"]
+
+
+@frozen
+class MemoryPlan:
+    """What rows need, and whether they fit.
+
+    Attributes:
+        target: tells the bytes of a row.
+        limit: bytes that rows and drafter may take; ``None`` for no limit.
+        weight_bytes: what the drafter's own weights take.
+    """
+
+    target: Target
+    limit: int | None
+    weight_bytes: int = 0
+
+    def rows_need(self, entries: Iterable[Entry]) -> int:
+        """Bytes that the rows of these requests need at their longest."""
+        together, apart = [], 0
+        for entry in entries:
+            if entry.apart is None:
+                together.append(entry)
+            else:
+                apart += self.target.row_bytes(entry.positions)
+        if not together:
+            return apart
+        # A window is as wide as its widest row, on every row.
+        longest = max(entry.positions for entry in together)
+        longest += max(entry.window for entry in together)
+        return len(together) * self.target.row_bytes(longest) + apart
+
+    def fits(self, entry: Entry, active: Iterable[Entry]) -> bool:
+        """Whether a request fits beside those that read or decode."""
+        if self.limit is None:
+            return True
+        return self.weight_bytes + self.rows_need([*active, entry]) <= self.limit
+
+    def check(self, entry: Entry) -> None:
+        """Refuse a request that can never fit.
+
+        Raises:
+            OptionError: it has no limit of its own, or exceeds the limit when it is alone.
+        """
+        if self.limit is None:
+            return
+        if entry.row.request.max_tokens < 0:
+            raise OptionError(
+                "max_tokens is -1, so with a memory_limit nobody can tell whether it fits; "
+                "give a number of tokens"
+            )
+        need = self.weight_bytes + self.rows_need([entry])
+        if need > self.limit:
+            drafter = f" and {self.weight_bytes} of the drafter" if self.weight_bytes else ""
+            raise OptionError(
+                f"{entry.positions} positions need {need - self.weight_bytes} bytes{drafter}, but "
+                f"memory_limit is {self.limit}; give a shorter prompt, fewer max_tokens, or a "
+                f"memory_limit of {need} or more"
+            )
