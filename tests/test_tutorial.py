@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import pkgutil
 import re
 import runpy
@@ -257,6 +258,27 @@ def test_the_servers_snippets_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.count("\n") >= len(rows)
     assert (found["none"], found["cached"]) == (0, len(found["tokens"]))
     assert found["branch"] == 2
+
+
+def test_the_snippets_about_requests_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "requests.md").read_text(encoding="utf-8")
+    code = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    found = run(code, tmp_path)
+    assert found["response"].finish_reason in ("stop", "length")
+    assert set(json.loads(found["text"])) == {"name", "age"}
+    printed = capsys.readouterr().out
+    assert printed.count("TokenLogprobs(") > 4
+
+
+def test_the_snippet_about_batches_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "batches.md").read_text(encoding="utf-8")
+    code = "\n".join(block.text for block in blocks(page) if block.language == "python")
+    found = run(code, tmp_path)
+    assert set(found["texts"]) == set(found["uids"])
+    assert all(found["texts"].values())
+    assert capsys.readouterr().out.count("\n") == 3
 
 
 def test_the_device_draft_keeps_copies_of_its_arguments(

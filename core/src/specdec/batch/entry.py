@@ -76,15 +76,6 @@ class Entry:
             return 0
         return self.row.processed if reading.done else len(self.row.tokens) - reading.left
 
-    def chunk(self, step_size: int) -> int:
-        """The most tokens that the next step of its reading reads."""
-        reading = self.reading
-        if reading is None or reading.done:
-            return 0
-        if reading.left > 1:
-            return min(reading.left - 1, step_size)
-        return int(reading.draft is not None and reading.draft.whole)
-
     def wait(self) -> None:
         """Leave whatever group it is in; what it has read is given up, what it emitted is not."""
         reading, self.reading, self.group = self.reading, None, None

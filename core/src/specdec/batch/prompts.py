@@ -71,7 +71,7 @@ class Prompts:
         book = self.book
         try:
             group = book.groups.of(entry)
-            entry.reading = group.read(entry.row)
+            entry.reading = group.read(entry.row, cuts=entry.segments)
         except GroupFailedError as error:  # an interrupt has left it invalid, and nobody knew yet
             book.put_back([entry], None)
             book.recover(group, error)
@@ -94,7 +94,7 @@ class Prompts:
                 if entry.reading is None or entry.reading.done:
                     continue
                 # The one that has waited longest always fits into a whole budget.
-                if entry.chunk(self.step_size) <= budget:
+                if entry.reading.next_chunk <= budget:
                     budget -= self._step(entry)
                     read = True
 
@@ -102,7 +102,7 @@ class Prompts:
         """Read one chunk; a failure is the request's own."""
         book, reading = self.book, entry.reading
         assert reading is not None
-        before, most = entry.read, entry.chunk(self.step_size)
+        before, most = entry.read, reading.next_chunk
         try:
             with mx.stream(book.stream):
                 tokens = reading.step()

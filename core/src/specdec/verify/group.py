@@ -114,11 +114,12 @@ class VerifyGroup:
                 reading.close()
             raise
 
-    def read(self, request: Request | Row) -> Reading:
+    def read(self, request: Request | Row, *, cuts: Sequence[int] = ()) -> Reading:
         """Begin to read a request's prompt; its row joins later.
 
         Args:
             request: what to serve, or a row of a group that failed, which goes on where it was.
+            cuts: numbers of tokens at which a chunk ends.
 
         Returns:
             The reading: call ``step`` on it, between rounds, until it is done, and then ``join``.
@@ -131,7 +132,9 @@ class VerifyGroup:
         apart = why_apart(self.target, row.request)
         lane = self._live.drafting.for_prompt(row.request.num_draft_tokens, apart)
         with mx.stream(self._stream):
-            return begin_reading(self.target, lane, row, step_size=self._step_size, apart=apart)
+            return begin_reading(
+                self.target, lane, row, step_size=self._step_size, apart=apart, cuts=cuts
+            )
 
     def join(self, readings: Sequence[Reading]) -> list[Row]:
         """Let rows join whose prompts are read, all or none.
@@ -224,10 +227,10 @@ class VerifyGroup:
         """
         self._check("consume")
         live = self._live
-        check_external(self.rows, tokens, self.target, live.state, live.firsts)
+        checked = check_external(self.rows, tokens, self.target, live.state, live.firsts)
         with self._or_fail():
-            if any(tokens):
-                live.consume(tokens, step_size=self._step_size)
+            if any(checked):
+                live.consume(checked, step_size=self._step_size)
                 live.retire()
 
     # Rounds.

@@ -67,6 +67,14 @@ class Reading:
         return len(self.row.tokens) - (self._chunks[0][0] if self._chunks else self._last)
 
     @property
+    def next_chunk(self) -> int:
+        """Tokens that the next ``step`` reads."""
+        if self._chunks:
+            start, end = self._chunks[0]
+            return end - start
+        return int(not self.done and self.draft is not None and self.draft.whole)
+
+    @property
     def _last(self) -> int:
         return len(self.row.tokens) - 1
 
@@ -129,7 +137,13 @@ class Reading:
 
 
 def begin_reading(
-    target: Target, lane: DraftLane | None, row: Row, *, step_size: int, apart: str | None
+    target: Target,
+    lane: DraftLane | None,
+    row: Row,
+    *,
+    step_size: int,
+    apart: str | None,
+    cuts: Sequence[int] = (),
 ) -> Reading:
     """Begin to read a row's tokens, up to where its next round begins.
 
@@ -139,6 +153,7 @@ def begin_reading(
         row: the row; the caches of its request are continued from.
         step_size: tokens per chunk.
         apart: why the row decodes one position at a time, if it does.
+        cuts: numbers of tokens at which a chunk ends.
 
     Raises:
         OptionError: the request's caches do not fit the target.
@@ -174,7 +189,7 @@ def begin_reading(
         draft,
         apart,
         target=target,
-        chunks=_chunks(start, len(tokens) - 1, step_size, snapshots),
+        chunks=_chunks(start, len(tokens) - 1, step_size, [*snapshots, *cuts]),
         snapshots=snapshots,
     )
 
