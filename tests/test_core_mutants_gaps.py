@@ -9,8 +9,10 @@ from unittest import mock
 
 import mlx.core as mx
 import pytest
+from llguidance import LLParserLimits
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
+from request_oracle import json_tokenizer
 from scripted import (
     RIGHT,
     Fault,
@@ -23,10 +25,12 @@ from scripted import (
     text_of,
     tiny_tokenizer,
 )
-from tiny_models import HYBRID, tiny_model
+from tiny_models import HYBRID, VOCABULARY, tiny_model
 
 from specdec import VerifyGroup, stream_generate
+from specdec.grammar import Grammar, matcher
 from specdec.verify import handover
+from specdec.verify.text import RowText
 
 if TYPE_CHECKING:
     from specdec import Emission, Row
@@ -146,3 +150,62 @@ def test_an_interrupt_in_the_final_read_leaves_no_token_twice_in_a_recurrent_sta
     warm = generate_step(mx.array([7, 8]), model, max_tokens=5, prompt_cache=cache)
     cold = generate_step(mx.array([*text, 7, 8]), model, max_tokens=5)
     assert [token for token, _ in warm] == [token for token, _ in cold]
+
+
+def grammar_row(grammar: Grammar) -> Any:
+    return grammar.bind(json_tokenizer(63), VOCABULARY, {63})()
+
+
+def ids(text: str) -> list[int]:
+    return [json_tokenizer(63).convert_tokens_to_ids(letter) for letter in text]
+
+
+def allowed(row: Any) -> set[int]:
+    mask, count = row.masks([])
+    assert count == 0
+    return {token for token in range(VOCABULARY) if mask[0, token].item()}
+
+
+def test_a_draft_moves_no_half_of_a_marker() -> None:
+    a, b, c = ids("abc")
+    row = grammar_row(Grammar.regex("[0-9]ab", after=[a, b]))
+    assert row.masks([c, a])[0] is None
+    row.advance(b)
+    assert row.masks([])[0] is None
+    assert row.propose(5) == ()
+    row.advance(a)
+    assert row.masks([c, c])[0] is None
+    row.advance(b)
+    assert allowed(row) == set(ids("0123456789"))
+
+
+def test_what_a_grammar_forces_is_not_forced_before_its_marker() -> None:
+    a, b, c = ids("abc")
+    row = grammar_row(Grammar.regex("1cc1", after=[a, b]))
+    for token in (c, a, b):
+        assert row.propose(5) == ()
+        row.advance(token)
+    assert list(row.propose(1)) == ids("1")
+
+
+def test_a_matcher_that_drafts_have_broken_goes_on_behind_the_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = LLParserLimits(verbose_errors=False, max_items_in_row=20)
+    monkeypatch.setattr(matcher, "limits", lambda: few)
+    lark = 'start: "y" /[a-z]+/ | "z" heap\nheap: "a" | heap heap | "a" heap "a"?\n'
+    calm, broken = grammar_row(Grammar.lark(lark)), grammar_row(Grammar.lark(lark))
+    before = allowed(calm)
+    for row in (calm, broken):
+        row.advance(ids("z")[0])
+    assert broken.masks(ids("a") * 40)[1] == 0
+    assert allowed(broken) == allowed(calm) != before
+
+
+def test_of_two_stop_strings_in_one_token_the_one_that_begins_first_cuts() -> None:
+    tokenizer = tiny_tokenizer()
+    text = RowText(lambda: tokenizer.detokenizer, ["2", "12"], decode=tokenizer.decode)
+    both = RowText(lambda: tokenizer.detokenizer, ["1", "w12"], decode=tokenizer.decode)
+    for each, shown in ((text, "w"), (both, "")):
+        assert each.push(12, may_stop=True)
+        assert each.text(1) == shown

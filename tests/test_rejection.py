@@ -151,9 +151,7 @@ class Drafter:
     def __init__(self, how: str) -> None:
         self.how = how
 
-    def draft(
-        self, rows: RowSamplers, last: mx.array, steps: list[int]
-    ) -> tuple[mx.array, mx.array | None]:
+    def draft(self, rows: RowSamplers, last: mx.array, steps: list[int]) -> Drafted:
         near = mx.array(NEAR.astype(np.float32))
         tokens, declared = [], []
         for i in range(DRAFTS):
@@ -163,7 +161,7 @@ class Drafter:
             tokens.append(last)
             declared.append(self.declare(rows, logprobs, at))
         logq = None if self.how in ("greedy", "one-hot") else mx.stack(declared, axis=1)
-        return mx.stack(tokens, axis=1), logq
+        return Drafted(mx.stack(tokens, axis=1), None, logq)
 
     def declare(self, rows: RowSamplers, logprobs: mx.array, steps: list[int]) -> mx.array:
         return rows.log_distribution(logprobs, steps)
@@ -182,13 +180,27 @@ class Certain(Drafter):
     def __init__(self) -> None:
         super().__init__("greedy")
 
-    def draft(
-        self, rows: RowSamplers, last: mx.array, steps: list[int]
-    ) -> tuple[mx.array, mx.array | None]:
-        tokens, _ = super().draft(rows, last, steps)
-        near = mx.array(NEAR.astype(np.float32))
-        before = mx.stack([last, *(tokens[:, i] for i in range(DRAFTS - 1))], axis=1)
-        return tokens, near[before]
+    def draft(self, rows: RowSamplers, last: mx.array, steps: list[int]) -> Drafted:
+        said = super().draft(rows, last, steps)
+        return evolve(said, logq=mx.array(NEAR.astype(np.float32))[behind(last, said)])
+
+
+def behind(last: mx.array, said: Drafted) -> mx.array:
+    """The token before each draft, ``[b, d]``."""
+    return mx.concatenate([last[:, None], said.tokens[:, :-1].astype(last.dtype)], axis=1)
+
+
+class Choosy(Drafter):
+    """Stops its draft before a token that it drew and finds improbable (q below 0.1).
+
+    Of the drafts that are left, q is not the distribution any more.
+    """
+
+    def draft(self, rows: RowSamplers, last: mx.array, steps: list[int]) -> Drafted:
+        said = super().draft(rows, last, steps)
+        share = mx.exp(mx.array(NEAR.astype(np.float32))[behind(last, said), said.tokens])
+        kept = mx.cumprod((share >= 0.1).astype(mx.int32), axis=1)
+        return evolve(said, lengths=kept.sum(axis=1))
 
 
 class Emitted(SimpleNamespace):
@@ -207,11 +219,14 @@ def emitted(options: SamplingOptions, drafter: Drafter, first_seed: int = 0) -> 
     while (count <= DRAFTS).any():
         steps = count.tolist()
         pending = mx.array(last)
-        drafts, logq = drafter.draft(rows, pending, steps)
-        window = target[mx.concatenate([pending[:, None], drafts.astype(pending.dtype)], axis=1)]
-        samples = np.array(rows.draw(window, steps, Drafted(drafts, None, logq))).astype(np.int64)
+        said = drafter.draft(rows, pending, steps)
+        drafts = said.tokens.astype(pending.dtype)
+        window = target[mx.concatenate([pending[:, None], drafts], axis=1)]
+        samples = np.array(rows.draw(window, steps, said)).astype(np.int64)
         going = np.ones(ROUNDS, bool)  # the walk: on as long as the sample is the draft
         agreed = samples[:, :DRAFTS] == np.array(drafts)
+        if said.lengths is not None:
+            agreed &= np.arange(DRAFTS) < np.array(said.lengths)[:, None]
         if accepted is None:
             accepted = float(agreed[:, 0].mean())
         for i in range(DRAFTS + 1):
@@ -302,6 +317,22 @@ def test_a_declared_distribution_that_was_not_drawn_from_is_seen_and_hurts_no_ma
     assert found["y2|y1"] < LYING
     matched = p_values(emitted(OPTIONS[name], liar).tokens, OPTIONS[name])
     assert min(matched.values()) > HONEST, matched
+
+
+def test_drafts_left_out_for_what_they_are_do_no_harm_where_none_is_declared(
+    record_property: Any,
+) -> None:
+    options = evolve(OPTIONS["plain"], acceptance="rejection")
+    found = p_values(emitted(options, Choosy("one-hot")).tokens, options)
+    record_property("p_values", found)
+    assert min(found.values()) > HONEST, found
+    # The docstring of sampling/rejection.py says that this one is wrong.
+    declared = p_values(emitted(options, Choosy("sampled")).tokens, options)
+    record_property("declared", declared)
+    assert declared["y1"] < LYING
+    assert declared["y2|y1"] < LYING
+    matched = emitted(OPTIONS["plain"], Choosy("sampled")).tokens
+    assert (matched == emitted(OPTIONS["plain"], Drafter("greedy")).tokens).all()
 
 
 @pytest.mark.parametrize(("shared", "how"), [("ACCEPT", "sampled"), ("RESIDUAL", "one-hot")])
@@ -444,17 +475,27 @@ def test_a_residual_without_mass_or_with_nan_becomes_a_draw_from_p(
         assert (counts[1:3] > 0).all()
 
 
-def test_a_q_that_is_nought_or_nan_accepts_what_has_probability(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_q_that_is_nought_accepts_what_has_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     p = logs(0.5, 0.3, 0.2, 0)
-    for nought in (-np.inf, np.nan):
-        q = np.array([nought, math.log(0.4), nought, nought], np.float32)
-        assert (judge(monkeypatch, [p], [q], [2], HIGHEST) == 2).all()
-        assert not (judge(monkeypatch, [p], [q], [3], LOWEST) == 3).any()
-    everywhere = np.full(4, np.nan, np.float32)
-    assert (judge(monkeypatch, [p], [everywhere], [2], HIGHEST) == 2).all()
-    assert not (judge(monkeypatch, [p], [everywhere], [3], LOWEST) == 3).any()
+    q = logs(0, 0.4, 0, 0)
+    assert (judge(monkeypatch, [p], [q], [2], HIGHEST) == 2).all()
+    assert not (judge(monkeypatch, [p], [q], [3], LOWEST) == 3).any()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, None])
+@pytest.mark.parametrize("draft", [1, 2, 3])
+@pytest.mark.parametrize("u", [LOWEST, 0.25, HIGHEST])
+def test_a_q_with_nan_anywhere_counts_as_one_hot_at_that_position_alone(
+    u: float, draft: int, place: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, fine = logs(0.5, 0.3, 0.2, 0), logs(0.1, 0.2, 0.3, 0.4)
+    broken = fine.copy()
+    broken[slice(None) if place is None else place] = np.nan
+    got = judge(monkeypatch, [p, p], [broken, fine], [draft, draft], u)
+    want = judge(monkeypatch, [p], None, [draft], u)
+    assert (got[:, :1] == want).all()
+    sure = judge(monkeypatch, [p, p], [fine, fine], [draft, draft], u)
+    assert (got[:, 1] == sure[:, 1]).all()
 
 
 def test_u_at_its_ends_accepts_and_rejects(monkeypatch: pytest.MonkeyPatch) -> None:

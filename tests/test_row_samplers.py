@@ -19,7 +19,9 @@ from tiny_models import random_state
 from specdec.contract import Greedy, Sampled
 from specdec.errors import OptionError, RowIndexError
 from specdec.sampling import RowSamplers, SamplingOptions, filters
-from specdec.sampling.noise import Stream, seed_words, uniform
+from specdec.sampling import rejection as sampling_rejection
+from specdec.sampling import rows as sampling_rows
+from specdec.sampling.noise import Stream, gumbel, seed_words, uniform
 from specdec.sampling.rejection import Drafted
 from specdec.sampling.rows import normalize
 from specdec.verify.members import MemberSampling
@@ -194,24 +196,70 @@ def test_any_batch_judges_drafts_as_its_rows_do_alone(data: st.DataObject) -> No
             assert ids(samplers(each).draw(window[index], [steps[r]])) == [got[r]]
 
 
+class Heard:
+    """Counts the noise that is asked for, by stream, and can replace that of stream 0."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, silent: bool = False) -> None:
+        self.streams: set[int] = set()
+        self.silent = silent
+        for module in (sampling_rows, sampling_rejection):
+            patch.setattr(module, "gumbel", self.gumbel)
+
+    def gumbel(self, *args: Any, stream: int = Stream.DRAW) -> mx.array:
+        self.streams.add(int(stream))
+        noise = gumbel(*args, stream=stream)
+        return mx.zeros_like(noise) if self.silent and stream == Stream.DRAW else noise
+
+
 @given(st.data())
-def test_behind_its_drafts_a_row_draws_by_rejection_what_it_draws_by_match(
+def test_by_rejection_no_draw_of_the_target_depends_on_the_noise_of_drafters(
     data: st.DataObject,
 ) -> None:
     options = evolve(data.draw(some_options), acceptance="rejection")
     window = stacked([scores(data.draw(st.integers(0, 99)))] * 3)
     drafted = evolve(drafts_of(3, 3, data), lengths=mx.array([0, 1, 3]))
     steps = [data.draw(st.integers(0, 99))] * 3
-    seeds = [1, 2, 3]
-    got = ids(samplers(*[options] * 3, seeds=seeds).draw(window, steps, drafted))
-    match = evolve(options, acceptance="match")
-    want = ids(samplers(*[match] * 3, seeds=seeds).draw(window, steps))
+    rows = samplers(*[options] * 3, seeds=[1, 2, 3])
+    got, plain = ids(rows.draw(window, steps, drafted)), ids(rows.draw(window, steps))
+    with pytest.MonkeyPatch.context() as patch:
+        heard = Heard(patch, silent=True)
+        assert ids(rows.draw(window, steps, drafted)) == got
+        assert ids(rows.draw(window, steps)) == plain
+        assert heard.streams == (set() if options.temp == 0 else {Stream.RESIDUAL})
+    # Behind its drafts a row draws what it draws without any.
     assert [row[n:] for row, n in zip(got, (0, 1, 3), strict=True)] == [
-        row[n:] for row, n in zip(want, (0, 1, 3), strict=True)
+        row[n:] for row, n in zip(plain, (0, 1, 3), strict=True)
     ]
-    assert ids(samplers(*[options] * 3, seeds=seeds).draw(window, steps)) == want
     if options.temp == 0:
-        assert got == want
+        match = evolve(options, acceptance="match")
+        assert got == ids(samplers(*[match] * 3, seeds=[1, 2, 3]).draw(window, steps))
+
+
+@given(st.data())
+def test_under_either_rule_a_drafter_draws_with_the_noise_of_stream_0(data: st.DataObject) -> None:
+    options = data.draw(some_options)
+    table = stacked([scores(data.draw(st.integers(0, 99)), 1)] * 3)
+    steps = [data.draw(st.integers(0, 99))] * 3
+    rules: list[Any] = ["match", "rejection"]
+    drawn = []
+    for rule in rules:
+        rows = samplers(*[evolve(options, acceptance=rule)] * 3, seeds=[1, 2, 3])
+        with pytest.MonkeyPatch.context() as patch:
+            heard = Heard(patch)
+            drawn.append(rows.sample(table[:, 0], steps).tolist())
+            assert heard.streams == (set() if options.temp == 0 else {Stream.DRAW})
+    assert drawn[0] == drawn[1]
+    match = samplers(*[evolve(options, acceptance="match")] * 3, seeds=[1, 2, 3])
+    assert drawn[0] == [row[0] for row in ids(match.draw(table, steps))]
+
+
+def test_the_target_s_noise_by_rejection_is_another_than_the_drafters() -> None:
+    flat = mx.zeros((1, 64, VOCABULARY))
+    options = SamplingOptions(temp=1.0, acceptance="rejection")
+    rows = samplers(options, seeds=[5])
+    target = np.array(rows.draw(flat, [0]))[0]
+    drafter = np.array([rows.sample(flat[:, 0], [step]).item() for step in range(64)])
+    assert (target == drafter).mean() < 0.25
 
 
 def test_by_rejection_drafts_decide_what_is_drawn() -> None:

@@ -10,6 +10,7 @@ FLIGHT = "specdec/verify/flight.py"
 LANE = "specdec/verify/lane.py"
 PREFILL = "specdec/verify/prefill.py"
 VERIFIER = "specdec/verify/verifier.py"
+WALK = "specdec/verify/walk.py"
 OF_EXECUTOR = "tests/test_executor.py::"
 OF_FAULTS = "tests/test_executor_faults.py::"
 OF_GAPS = "tests/test_core_mutants_gaps.py::"
@@ -22,16 +23,17 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="last-chunk-reads-the-last-prompt-token",
         file=PREFILL,
-        old="in _chunks(reader.start, total - 1, step_size, snapshots):",
-        new="in _chunks(reader.start, total, step_size, snapshots):",
+        old="chunks=_chunks(start, len(tokens) - 1, step_size",
+        new="chunks=_chunks(start, len(tokens), step_size",
         killed_by=OF_STREAM + "test_prompts_are_read_in_the_same_chunks_as_by_mlx_lm",
         why="The token that heads the first window has been read already (mlx-lm #1109).",
     ),
     Mutant(
         name="drafter-reads-the-first-chunk-alone",
         file=PREFILL,
-        old="self.group = group if taken else None",
-        new="self.group = None if taken else group",
+        old="        if draft is not None:\n            draft.read(ids, window.context)\n",
+        new="        if draft is not None and start == 0:\n"
+        "            draft.read(ids, window.context)\n",
         killed_by=OF_EXECUTOR + "test_a_drafter_reads_each_prompt_position_once_with_the_targets"
         "_own_hidden_states",
         why="A drafter that has taken a chunk is not given the next one (mlx-vlm #1293).",
@@ -39,17 +41,17 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="whole-prompt-counts-one-too-few",
         file=PREFILL,
-        old="processed=total if ",
-        new="processed=total - 1 if ",
+        old="self.row.processed = self._last + whole",
+        new="self.row.processed = self._last",
         killed_by=OF_PROMPT_CACHE
         + "test_the_cache_covers_the_prompt_and_every_emitted_token[end token second-whole prompt]",
         why="Where the whole prompt was read, its last token is read again at the end.",
     ),
     Mutant(
         name="drafter-writes-into-the-executors-lists",
-        file=LANE,
-        old=", list(depths), [row.steps",
-        new=", depths, [row.steps",  # type checkers do not see this one
+        file="specdec/verify/proposals.py",
+        old="return list(self.pending), list(self.depths), list(self.steps)",
+        new="return list(self.pending), self.depths, list(self.steps)",  # type checkers agree
         killed_by=OF_FAULTS + "test_a_drafter_may_write_into_the_lists_that_it_is_given",
         why="The very list that proposals are cut with is lent to the drafter.",
     ),
@@ -104,8 +106,8 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="filtered-flight-keeps-its-log-probabilities",
         file=FLIGHT,
-        old="        self.logprobs = self.logprobs[index]\n",
-        new="",
+        old="            draw.logprobs[index],\n",
+        new="            draw.logprobs,\n",
         killed_by=OF_GAPS
         + "test_after_a_row_has_left_the_others_report_their_own_log_probabilities",
         why="After a row has left, the others report their neighbours' log-probabilities.",
@@ -113,8 +115,8 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="filtered-flight-keeps-its-errors",
         file=FLIGHT,
-        old="{new: self.errors[k] for new, k in enumerate(keep) if k in self.errors}",
-        new="{k: self.errors[k] for k in keep if k in self.errors}",
+        old="{new: draw.errors[k] for new, k in enumerate(keep) if k in draw.errors}",
+        new="{k: draw.errors[k] for k in keep if k in draw.errors}",
         killed_by=OF_GAPS + "test_a_sampler_that_raises_while_another_row_leaves_ends_its_own_row",
         why="After a row has left, a sampler's error ends another row than its own.",
     ),
@@ -130,8 +132,8 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="first-tokens-draw-with-the-wrong-rows-options",
         file=VERIFIER,
-        old="drawn = [(rows[index].request.sampling, rows[index].seed) for index in fresh]",
-        new="drawn = [(row.request.sampling, row.seed) for row in rows[: len(fresh)]]",
+        old="[(row.request.sampling, row.seed) for row in theirs]",
+        new="[(row.request.sampling, row.seed) for row in rows[: len(fresh)]]",
         killed_by=OF_MEMBERSHIP
         + "test_each_row_gets_its_own_text_whoever_joins_and_leaves_and_whatever_the_drafter"
         "_raises",
@@ -139,9 +141,9 @@ EXECUTOR_MUTANTS = (
     ),
     Mutant(
         name="tokens-before-a-stop-rules-error-are-lost",
-        file=VERIFIER,
-        old="kept = Acceptance(len(passed), tuple(passed))",
-        new="kept = Acceptance(0, ())",
+        file=WALK,
+        old="error, acceptance = raised, Acceptance(len(passed), tuple(passed))",
+        new="error, acceptance = raised, Acceptance(0, ())",
         killed_by=OF_FAULTS
         + "test_a_stop_rule_that_raises_ends_its_row_alone_after_the_tokens_before",
         why="What the target had written before the error is not handed out.",
@@ -149,10 +151,11 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="end-token-is-written-into-the-text",
         file="specdec/generation.py",
-        old="""                            if emission.content:
-                                detokenizer.add_token(emission.token)
-""",
-        new="                            detokenizer.add_token(emission.token)\n",
+        old="        text=emission.text,\n",
+        new="        text=emission.text\n"
+        "        + row.request.tokenizer.decode([row.end_token])\n"
+        "        if row is not None and row.end_token is not None\n"
+        "        else emission.text,\n",
         killed_by=OF_STREAM
         + "test_responses_are_those_of_mlx_lm_with_every_drafter[True-1-prompt0-plain]",
         why="The text ends in the end token's own.",

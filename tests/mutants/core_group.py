@@ -8,6 +8,8 @@ __all__ = ["GROUP_MUTANTS"]
 
 GROUP = "specdec/verify/group.py"
 HANDOVER = "specdec/verify/handover.py"
+LIVE = "specdec/verify/live.py"
+ROW = "specdec/verify/row.py"
 OF_EXECUTOR = "tests/test_executor.py::"
 OF_FAULTS = "tests/test_executor_faults.py::"
 OF_GAPS = "tests/test_core_mutants_gaps.py::"
@@ -17,39 +19,39 @@ OF_PROMPT_CACHE = "tests/test_prompt_cache.py::"
 GROUP_MUTANTS = (
     Mutant(
         name="rollback-by-the-batch-maximum",
-        file=GROUP,
-        old="self._state.rollback([1 + count for count in kept])",
-        new="self._state.rollback([1 + max(kept)] * len(kept))",
+        file=LIVE,
+        old="self.state.rollback([1 + count for count in kept])",
+        new="self.state.rollback([1 + max(kept)] * len(kept))",
         killed_by=OF_EXECUTOR + "test_host_drafts_never_change_a_token_and_state_stays_exact",
         why="The shorter rows of a batch keep drafts that they rejected.",
     ),
     Mutant(
         name="one-position-too-many-is-kept",
-        file=GROUP,
-        old="self._state.rollback([1 + count for count in kept])",
-        new="self._state.rollback([min(2 + count, flight.width) for count in kept])",
+        file=LIVE,
+        old="self.state.rollback([1 + count for count in kept])",
+        new="self.state.rollback([min(2 + count, flight.width) for count in kept])",
         killed_by=OF_EXECUTOR + "test_a_drafter_that_is_always_wrong_has_nothing_accepted",
         why="The first rejected draft stays in the cache.",
     ),
     Mutant(
         name="drafter-is-told-before-delivery",
         file=GROUP,
-        old="self._commit([done.kept(index) for index in range(len(self.rows))], flight)",
-        new="self._commit([o.acceptance.accepted if o else 0 for o in done.outcomes], flight)",
+        old="live.commit([done.kept(index) for index in range(len(self.rows))], flight)",
+        new="live.commit([o.acceptance.accepted if o else 0 for o in done.outcomes], flight)",
         killed_by=OF_FAULTS + "test_a_consumer_that_leaves_in_a_burst_ends_its_row_alone",
         why="What was accepted is committed, also where the consumer stopped before its end.",
     ),
     Mutant(
         name="failed-join-leaves-the-samplers",
-        file=GROUP,
-        old="lambda: self._samplers.prepare_append(samplers),",
-        new="lambda: self._samplers.prepare_append(samplers).commit() or Swap(lambda: None),",
+        file=LIVE,
+        old="lambda: self.samplers.prepare_append(samplers),",
+        new="lambda: self.samplers.prepare_append(samplers).commit() or Swap(lambda: None),",
         killed_by=OF_FAULTS + "test_rows_that_cannot_be_joined_leave_the_live_rows_as_they_were",
         why="Samplers take the new rows while the target's state may still refuse them.",
     ),
     Mutant(
         name="host-rows-join-before-the-state-is-prepared",
-        file=GROUP,
+        file=LIVE,
         old="        samplers = [(row.request.sampling, row.seed) for row in rows]\n",
         new="        samplers = [(row.request.sampling, row.seed) for row in rows]\n"
         "        self.rows, rows = self.rows + rows, []\n",
@@ -58,8 +60,8 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         name="samplers-do-not-leave-with-their-rows",
-        file=GROUP,
-        old="        self._samplers.filter_rows(keep)\n",
+        file=LIVE,
+        old="        self.samplers.filter_rows(keep)\n",
         new="",
         killed_by=OF_MEMBERSHIP
         + "test_a_sampler_with_a_state_is_called_once_a_position_whoever_joins_and_leaves",
@@ -67,7 +69,7 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         name="early-window-behind-the-last-token",
-        file=GROUP,
+        file=LIVE,
         old="""            if budget is None or budget > 1 or row.request.cache is not None:
                 return True
         return False
@@ -79,7 +81,7 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         name="early-window-without-the-new-rows",
-        file=GROUP,
+        file=LIVE,
         old="        if flight.row_count < len(self.rows):\n            return False\n",
         new="",
         killed_by=OF_MEMBERSHIP + "test_a_plain_window_that_was_begun_early_is_used_when_rows_join",
@@ -87,7 +89,7 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         name="early-window-of-an-ended-row-is-not-taken-back",
-        file=GROUP,
+        file=LIVE,
         old="early = [int(row.finish is None or row.unread == 1) for row in self.rows]",
         new="early = [1 for row in self.rows]",
         killed_by=OF_PROMPT_CACHE
@@ -96,7 +98,7 @@ GROUP_MUTANTS = (
     ),
     Mutant(
         name="early-window-keeps-all-rows",
-        file=GROUP,
+        file=LIVE,
         old="flight.take(still)",
         new="flight.take(list(range(len(still))))",
         killed_by=OF_MEMBERSHIP + "test_rows_leave_in_any_order",
@@ -115,8 +117,8 @@ GROUP_MUTANTS = (
     Mutant(
         name="failed-group-does-not-give-caches-back",
         file=GROUP,
-        old="                if row.request.cache is not None and self._state is not None:\n",
-        new="                if row.finish and row.request.cache is not None and self._state:\n",
+        old="                if row.request.cache is not None and live.state is not None:\n",
+        new="                if row.finish and row.request.cache is not None and live.state:\n",
         killed_by=OF_FAULTS
         + "test_a_target_that_fails_leaves_rows_to_be_admitted_again_with_the_same_text"
         "[True-1-plain]",
@@ -125,15 +127,15 @@ GROUP_MUTANTS = (
     Mutant(
         name="end-token-is-not-read-into-the-cache",
         file=HANDOVER,
-        old="last = row.pending if row.end_token is None else row.end_token",
-        new="last = row.pending",
+        old="    for token in unread:\n",
+        new="    for token in [row.pending] * len(unread):\n",
         killed_by=OF_PROMPT_CACHE
         + "test_the_cache_covers_the_prompt_and_every_emitted_token[end token first-ngram]",
         why="The caller's cache ends in the last content token twice, and not in the end token.",
     ),
     Mutant(
         name="last-token-is-not-read-into-the-cache",
-        file="specdec/verify/request.py",
+        file=ROW,
         old="len(self.tokens) + (self.end_token is not None) - self.processed",
         new="len(self.tokens) - 1 + (self.end_token is not None) - self.processed",
         killed_by=OF_PROMPT_CACHE

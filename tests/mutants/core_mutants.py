@@ -5,10 +5,15 @@ Each is one small edit of a file under ``core/src``, and names the test that fai
 
 from __future__ import annotations
 
+from mutants.core_ends import END_MUTANTS
 from mutants.core_executor import EXECUTOR_MUTANTS
 from mutants.core_group import GROUP_MUTANTS
+from mutants.core_rejection import REJECTION_MUTANTS
+from mutants.core_requests import REQUEST_MUTANTS
 from mutants.core_rounds import ROUND_MUTANTS
+from mutants.core_rows import ROW_MUTANTS
 from mutants.core_sampling import SAMPLING_MUTANTS
+from mutants.core_shaping import SHAPING_MUTANTS
 from mutants.core_state import STATE_MUTANTS
 
 __all__ = ["CORE_MUTANTS"]
@@ -19,4 +24,9 @@ CORE_MUTANTS = (
     *EXECUTOR_MUTANTS,
     *STATE_MUTANTS,
     *SAMPLING_MUTANTS,
+    *SHAPING_MUTANTS,
+    *REJECTION_MUTANTS,
+    *END_MUTANTS,
+    *REQUEST_MUTANTS,
+    *ROW_MUTANTS,
 )

@@ -96,13 +96,13 @@ ROUND_MUTANTS = (
             finish = acceptance.ending if position == last and end_token is None else None
             if finish is not None:
                 row.end(finish)
-            yield outcome.emission(token, position, finish, content=True)
+            yield outcome.emission(row, token, position, finish, content=True)
 """,
         new="""\
             finish = acceptance.ending if position == last and end_token is None else None
             if finish is not None:
                 row.end(finish)
-            yield outcome.emission(token, position, finish, content=True)
+            yield outcome.emission(row, token, position, finish, content=True)
             self.delivered[index] = position + 1
 """,
         killed_by=OF_EXECUTOR
@@ -149,15 +149,15 @@ ROUND_MUTANTS = (
     Mutant(
         name="bonus-is-said-to-be-drafted",
         file=ROUND,
-        old="drafted = position < self.acceptance.accepted",
-        new="drafted = position <= self.acceptance.accepted",
+        old="            position < self.acceptance.accepted,\n",
+        new="            position <= self.acceptance.accepted,\n",
         killed_by=OF_EXECUTOR
         + "test_emissions_say_what_was_drafted_and_carry_the_targets_log_probabilities",
         why="The target's own token behind the accepted drafts is reported as one of them.",
     ),
     Mutant(
         name="log-probabilities-of-the-position-before",
-        file="specdec/verify/request.py",
+        file="specdec/verify/emission.py",
         old="return logprobs[self._row, self._position]",
         new="return logprobs[self._row, max(self._position - 1, 0)]",
         killed_by=OF_EXECUTOR
@@ -166,9 +166,9 @@ ROUND_MUTANTS = (
     ),
     Mutant(
         name="last-token-of-a-budget-is-drafted",
-        file="specdec/verify/request.py",
-        old="max(0, min(self.width, budget - 1))",
-        new="max(0, min(self.width, budget))",
+        file="specdec/verify/row.py",
+        old="max(0, min(drafts, budget - 1))",
+        new="max(0, min(drafts, budget))",
         killed_by=OF_EXECUTOR
         + "test_a_budget_is_spent_exactly_and_its_last_token_is_never_drafted",
         why="One draft too many: behind it there is no place for the target's own token.",

@@ -6,16 +6,18 @@ write a part of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import operator
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from specdec.contract import ContextKind
-from specdec.errors import OptionError
+from specdec.errors import OptionError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Collection, Container, Sequence
 
+    from specdec.contract import TokenConstraint
     from specdec.state import RowState
     from specdec.targets import Target
     from specdec.verify.lane import DraftLane
@@ -30,7 +32,7 @@ def check_external(
     target: Target,
     state: RowState | None,
     undelivered: Container[int],
-) -> None:
+) -> list[list[int]]:
     """Check tokens that are to be consumed.
 
     Args:
@@ -40,12 +42,16 @@ def check_external(
         state: its rows.
         undelivered: rows whose first token is drawn and not delivered yet.
 
+    Returns:
+        The tokens as lists of ints.
+
     Raises:
         OptionError: they cannot be; names why.
     """
     if len(tokens) != len(rows):
         raise OptionError(f"consume() was given {len(tokens)} lists; give one per row, {len(rows)}")
-    for index, (row, ids) in enumerate(zip(rows, tokens, strict=True)):
+    checked = [_whole_numbers(index, ids) for index, ids in enumerate(tokens)]
+    for index, (row, ids) in enumerate(zip(rows, checked, strict=True)):
         if not ids:
             continue
         if index in undelivered:
@@ -64,13 +70,40 @@ def check_external(
                 f"row {index} was given {len(ids)} tokens, but max_tokens leaves it {row.budget}"
             )
         if row.constraint is not None:
-            _, allowed = row.constraint.masks(list(ids))
-            if allowed < len(ids):
+            refused = _refused(row.constraint, ids, row.request.end_tokens)
+            if refused is not None:
                 raise OptionError(
-                    f"row {index} was given {ids[allowed]}, which its constraint does not allow"
+                    f"row {index} was given {refused}, which its constraint does not allow"
                 )
-    if state is not None and state.reason is not None and any(tokens):
+    if state is not None and state.reason is not None and any(checked):
         raise OptionError(f"these rows take one position at a time ({state.reason})")
+    return checked
+
+
+def _whole_numbers(index: int, ids: Any) -> list[int]:
+    numbers = []
+    try:
+        for token in ids:
+            numbers.append(operator.index(token))
+    except TypeError:
+        wrong = one_line(repr(token if isinstance(ids, list | tuple) else ids))
+        raise OptionError(f"row {index} was given {wrong}; give a list of token ids") from None
+    return numbers
+
+
+def _refused(
+    constraint: TokenConstraint, ids: list[int], end_tokens: Collection[int]
+) -> int | None:
+    """The first id that a constraint does not allow; none where it is complete before it."""
+    mask, allowed = constraint.masks(list(ids))
+    if allowed == len(ids):
+        return None
+    if mask is not None and mask.shape[0] > allowed:
+        shown: Any = mask[allowed].tolist()
+        left = {token for token, may_follow in enumerate(shown) if may_follow}
+        if left and left <= set(end_tokens):
+            return None
+    return ids[allowed]
 
 
 def read_external(
@@ -111,17 +144,23 @@ def read_external(
             lane.consume(dict(enumerate(chunks)), context)
         for row, chunk in zip(rows, chunks, strict=True):
             row.processed += len(chunk)
-            row.stats.target_forwards += bool(chunk)
 
 
 def _take(row: Row, ids: Sequence[int]) -> list[int]:
-    """Emit tokens up to where they end the row; what its target must read for it."""
+    """Emit tokens up to where they end the row; what its target must read for it.
+
+    What the request's own code raises ends its row before the token that it raised over.
+    """
     unread: list[int] = []
     for token in ids:
+        try:
+            stop = row.constraint is not None and row.constraint.advance(token)
+            stop |= row.ends is not None and row.ends.advance(token)
+            stop |= row.request.stops is not None and row.request.stops(token)
+        except Exception as error:
+            row.end("error", error)
+            break
         unread.append(row.pending)
-        stop = row.constraint is not None and row.constraint.advance(token)
-        stop |= row.ends is not None and row.ends.advance(token)
-        stop |= row.request.stops is not None and row.request.stops(token)
         row.tokens.append(token)
         row.stats.consumed += 1
         if stop:

@@ -7,10 +7,12 @@ that can take tokens from outside (``consume``) drafts behind them; one that can
 
 from __future__ import annotations
 
+import operator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from specdec.contract import RowConstraints
     from specdec.verify.lane import DraftLane
@@ -30,7 +32,18 @@ class Constraints:
         constraint = self._rows[row].constraint
         if constraint is None or max_tokens < 1:
             return ()
-        return list(constraint.propose(max_tokens))[:max_tokens]
+        return _whole_numbers(islice(constraint.propose(max_tokens), max_tokens))
+
+
+def _whole_numbers(items: Iterable[object]) -> list[int]:
+    """Ints, up to the first item that is none: a constraint may be anybody's."""
+    ids: list[int] = []
+    for item in items:
+        try:
+            ids.append(operator.index(item))  # type: ignore[arg-type]  # that is the question
+        except TypeError:
+            break
+    return ids
 
 
 def forced_drafts(

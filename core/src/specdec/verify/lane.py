@@ -9,6 +9,7 @@ drafts, a few times; others go on without it, with the reason in their statistic
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
@@ -25,7 +26,15 @@ from specdec.contract import (
 from specdec.errors import ContractError, one_line
 from specdec.verify.members import Joining, Members, MemberSampling, pick
 from specdec.verify.prompts import DraftPrompts
-from specdec.verify.proposals import Asked, Drafts, check_device, check_host, check_logq
+from specdec.verify.proposals import (
+    Asked,
+    Drafts,
+    check_device,
+    check_host,
+    check_logq,
+    known_ids,
+    listed_ids,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +84,7 @@ class DraftLane:
         self._members = Members()
         self._sampling: MemberSampling | None = None
         self._ahead: dict[int, Sequence[int]] = {}  # forced tokens of the open round, by row
+        self._longest = 0  # what the drafter proposed in it, before constraints cut drafts
         self.failures = 0
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
@@ -170,6 +180,7 @@ class DraftLane:
             if index not in members.rows and not self._may_enter(row):
                 row.width = 0
                 said = row.stats.last_draft_error or self.last_error
+                said = said or "it cannot read the row again without the target"
                 row.stats.reason = row.stats.reason or self._failed(said)
 
     def _may_enter(self, row: Row) -> bool:
@@ -246,6 +257,7 @@ class DraftLane:
             forced: by row, what stands in front of its drafts.
             rejecting: whether a row asks from which distribution the drafts were drawn.
         """
+        forced = known_ids(forced, vocab_size)
         nothing = Drafts([()] * len(rows), [0] * len(rows)).behind(forced, vocab_size)
         group = self._members.group
         if group is None or not self._members.rows:
@@ -255,6 +267,7 @@ class DraftLane:
         assert self._sampling is not None
         self._sampling.bind(places, len(rows))
         self._ahead = {place: forced[place] for place in self._members.rows if place in forced}
+        self._longest = 0
         try:
             if self._ahead and self.context is ContextKind.NONE:
                 self._members.consume(
@@ -271,8 +284,11 @@ class DraftLane:
             # Reading a proposal runs the drafter's code as well, so it may raise as well.
             proposal = group.draft(*asked.lists())
             drafts, faults = check_host(proposal, asked.depths, vocab_size)
-            logq = self._logq(proposal, max(map(len, drafts)), vocab_size, rejecting)
+            self._longest = max(map(len, drafts))
             bad = {b for b, f in enumerate(faults) if f and len(drafts[b]) < asked.depths[b]}
+            # What is no id was drawn as well, from a distribution that counts.
+            drawn = max(len(draft) + (b in bad) for b, draft in enumerate(drafts))
+            logq = self._logq(proposal, drawn, vocab_size, rejecting)
         except Exception as error:
             self.fail(error)
             return nothing
@@ -287,11 +303,15 @@ class DraftLane:
         logq = getattr(proposal, "logq", None)
         if logq is None or not rejecting or depth == 0:
             return None
-        listed = None
-        if isinstance(self._grouped, DeclaresVocabulary):
-            listed = self._grouped.draft_vocabulary(self._target)
-        rows = len(self._members.rows)
+        rows, listed = len(self._members.rows), self._listed
         return check_logq(logq, rows=rows, depth=depth, vocab_size=vocab_size, listed=listed)
+
+    @cached_property
+    def _listed(self) -> mx.array | None:
+        """``[N]`` the ids that the drafter says it selects over, if it lists some."""
+        if not isinstance(self._grouped, DeclaresVocabulary):
+            return None
+        return listed_ids(self._grouped.draft_vocabulary(self._target), self._target.vocab_size)
 
     def commit(self, accepted: Sequence[int], context: mx.array | None) -> None:
         """End the round that ``propose`` opened.
@@ -316,7 +336,10 @@ class DraftLane:
             # They have read what was forced, and was not emitted after all.
             members.remove([row for row in ahead if own[row] < 0])
             return
-        members.commit([0 if row in ahead else n for row, n in enumerate(accepted)], context)
+        own = [0 if row in ahead else count for row, count in enumerate(accepted)]
+        # Where constraints cut every long draft, the window is narrower than what was drafted.
+        missing = max(0, 1 + self._longest - context.shape[1])
+        members.commit(own, mx.pad(context, [(0, 0), (0, missing), (0, 0)]) if missing else context)
         members.consume({row: ids[: accepted[row]] for row, ids in ahead.items()}, context[:, 1:])
 
     def preview(self, rows: Sequence[Row], vocab_size: int) -> list[list[int]] | None:
@@ -329,6 +352,8 @@ class DraftLane:
         group, members = self._members.group, self._members.rows
         if not members or not isinstance(group, SupportsPreview):
             return None
+        assert self._sampling is not None
+        self._sampling.bind(self._members.places(len(rows)), len(rows))
         asked = Asked.of(members, {}, behind=True)
         seen = self._try(lambda: _shown(group, asked))
         if seen is None:
@@ -340,7 +365,7 @@ class DraftLane:
         return drafts
 
     def consume(self, chunks: Mapping[int, Sequence[int]], context: mx.array | None) -> None:
-        """Let the drafter read tokens that somebody else chose; who cannot, loses its rows.
+        """Let the drafter read tokens that somebody else chose; one that cannot loses those rows.
 
         Args:
             chunks: what each row's target has read, its pending token first.
@@ -350,7 +375,8 @@ class DraftLane:
             self._try(lambda: self._members.consume(chunks, context))
         elif self.is_open:
             self.last_error = "it cannot take tokens that it did not draft"
-            self.close()
+            gone = [place for place, chunk in chunks.items() if chunk]
+            self._try(lambda: self._members.remove(gone))
 
     def blame(self, rows: Sequence[Row], faults: Sequence[str | None]) -> None:
         """Count invalid proposals; a row stands down after :data:`MAX_FAULTS` of them."""

@@ -148,8 +148,8 @@ class LiveRows:
             return False
         if flight.row_count < len(self.rows):
             return False
-        if any(row.constraint is not None for row in self.rows):
-            return False  # what it allows next depends on the samples
+        if any(row.constraint is not None or row.processors.positional for row in self.rows):
+            return False  # the samples must be known, or were drawn for nothing
         for row in self.rows:
             budget = row.budget
             if budget is None or budget > 1 or row.request.cache is not None:
@@ -190,9 +190,29 @@ class LiveRows:
             step_size: positions per window at most.
         """
         self.drop_flight()
+        self._leave_pending_unread()
         lane = self.drafting.ready(self.rows, self.samplers)
         assert self.state is not None
         read_external(self._target, self.state, lane, self.rows, tokens, step_size=step_size)
+
+    def _leave_pending_unread(self) -> None:
+        """Take back what an early window read that was kept since, for rows that joined or left.
+
+        That window is closed, so the rows are built again without their last position.
+        """
+        early = [index not in self.firsts and not row.unread for index, row in enumerate(self.rows)]
+        if not any(early):
+            return
+        assert self.state is not None
+        states = []
+        for index, row in enumerate(self.rows):
+            caches = self.state.extract_row(index)
+            for each in caches:
+                each.trim(int(early[index]))
+            row.processed -= early[index]
+            states.append(self._target.state_of(caches))
+        states[0].prepare_append(states[1:]).commit()
+        self.state = states[0]
 
     def preview(self) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where nobody can tell."""

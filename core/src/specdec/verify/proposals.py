@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
 import mlx.core as mx
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from specdec.contract import DeviceProposal
     from specdec.verify.row import Row
 
-__all__ = ["Asked", "Drafts", "check_device", "check_host", "check_logq", "cut_device"]
+__all__ = [
+    "Asked",
+    "Drafts",
+    "check_device",
+    "check_host",
+    "check_logq",
+    "cut_device",
+    "known_ids",
+    "listed_ids",
+]
 
 Checked = tuple[list[list[int]], list[str | None]]
 
@@ -139,6 +149,7 @@ class Drafts:
             forced: ids by row.
             vocab_size: ids must be below it, V.
         """
+        forced = known_ids(forced, vocab_size)
         if not forced:
             return self
         rows = [[*forced.get(index, ()), *row] for index, row in enumerate(self.rows)]
@@ -187,6 +198,15 @@ class Drafts:
         return Drafted(tokens, lengths, logq)
 
 
+def known_ids(forced: Mapping[int, Sequence[int]], vocab_size: int) -> dict[int, list[int]]:
+    """What constraints force, by row, up to the first id that the target does not have."""
+    known = {
+        place: list(takewhile(lambda token: 0 <= token < vocab_size, ids))
+        for place, ids in forced.items()
+    }
+    return {place: ids for place, ids in known.items() if ids}
+
+
 def _ahead(forced: Sequence[int], logq: mx.array, vocab_size: int) -> mx.array:
     """``[f + d, V]``: forced drafts are certain."""
     if not forced:
@@ -197,16 +217,17 @@ def _ahead(forced: Sequence[int], logq: mx.array, vocab_size: int) -> mx.array:
 
 
 def check_logq(
-    logq: object, *, rows: int, depth: int, vocab_size: int, listed: Sequence[int] | None
+    logq: object, *, rows: int, depth: int, vocab_size: int, listed: mx.array | None
 ) -> mx.array:
     """The distribution that drafts were declared to be drawn from, over the whole vocabulary.
 
     Args:
         logq: what the proposal holds: ``[rows, depth, V or N]``, or wider in its second axis.
         rows: rows that were drafted for.
-        depth: the longest draft.
+        depth: the longest draft, a last one that is no id included.
         vocab_size: V.
-        listed: the N ids that the drafter selects over, if it declares some.
+        listed: ``[N]`` the ids that the drafter selects over, if it declares some, from
+            :func:`listed_ids`.
 
     Returns:
         ``[rows, d, V]``, with ``-inf`` at ids that it cannot draw.
@@ -217,14 +238,36 @@ def check_logq(
     if not isinstance(logq, mx.array) or not mx.issubdtype(logq.dtype, mx.floating):
         raise ContractError(f"logq is {type(logq).__name__}; it must be a floating array")
     size = logq.shape[-1] if logq.ndim else 0
-    known = {vocab_size} | ({len(listed)} if listed else set())
+    known = {vocab_size} if listed is None else {vocab_size, listed.size}
     if logq.ndim != 3 or logq.shape[0] != rows or logq.shape[1] < depth or size not in known:
         raise ContractError(f"logq has the shape {logq.shape}, not ({rows}, {depth}, {vocab_size})")
-    if size == vocab_size or not listed:
+    if size == vocab_size or listed is None:
         return logq
-    ids = mx.broadcast_to(mx.array(list(listed), mx.int32), logq.shape)
+    ids = mx.broadcast_to(listed, logq.shape)
     everywhere = mx.full((*logq.shape[:2], vocab_size), -mx.inf, logq.dtype)
     return mx.put_along_axis(everywhere, ids, logq, axis=-1)
+
+
+def listed_ids(listed: Sequence[int] | None, vocab_size: int) -> mx.array | None:
+    """The ids that a drafter says it selects over: ``[N]`` int32, or ``None`` for all.
+
+    Args:
+        listed: what ``draft_vocabulary`` returned.
+        vocab_size: ids must be below it: what is written elsewhere would overwrite other memory.
+
+    Raises:
+        ContractError: not ascending ids of the target.
+    """
+    if listed is None:
+        return None
+    ids = list(listed)
+    ascend = all(map(operator.lt, ids, ids[1:]))
+    if not ids or not ascend or not 0 <= ids[0] <= ids[-1] < vocab_size:
+        shown = one_line(repr(ids[:8]))
+        raise ContractError(
+            f"draft_vocabulary() begins {shown}; it must be ascending ids below {vocab_size}"
+        )
+    return mx.array(ids, mx.int32)
 
 
 def check_host(proposal: object, depths: Sequence[int], vocab_size: int) -> Checked:

@@ -6,6 +6,7 @@ built on the samples of the window before it while those are still computing.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -257,7 +258,8 @@ def _masked(
         if row.constraint is None or index in errors:
             continue
         try:
-            masks[index], counts[index] = row.constraint.masks(list(proposed.rows[index]))
+            mask, allowed = row.constraint.masks(list(proposed.rows[index]))
+            masks[index], counts[index] = mask, operator.index(allowed)
         except Exception as error:
             errors[index] = error
     return proposed.cut(counts) if counts else proposed
