@@ -29,7 +29,7 @@ from specdec.contract import (
 from specdec.errors import ConstraintError
 from specdec.sampling.penalties import make_logits_processors
 from specdec.testing import TinyTarget
-from specdec.verify import proposals
+from specdec.verify import drafts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -619,12 +619,12 @@ def test_drafts_that_a_constraint_refuses_count_as_rejected(
 def test_refused_drafts_that_only_vanish_would_be_seen(
     monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
-    vanish = proposals.Drafts.cut
+    vanish = drafts.Drafts.cut
 
     def cut(self: Any, counts: Any) -> Any:
         return evolve(vanish(self, counts), refused=self.refused)
 
-    monkeypatch.setattr(proposals.Drafts, "cut", cut)
+    monkeypatch.setattr(drafts.Drafts, "cut", cut)
     rows = run([PLAIN], Near(declares=truly), constraint=lambda: Picky(False))
     logits = np.where(np.stack([allowed_after(t) for t in range(16)]), table(), -np.inf)
     found = p_values(emitted(rows), PLAIN, logits)

@@ -49,7 +49,7 @@ EXECUTOR_MUTANTS = (
     ),
     Mutant(
         name="drafter-writes-into-the-executors-lists",
-        file="specdec/verify/proposals.py",
+        file="specdec/verify/drafts.py",
         old="return list(self.pending), list(self.depths), list(self.steps)",
         new="return list(self.pending), self.depths, list(self.steps)",  # type checkers agree
         killed_by=OF_FAULTS + "test_a_drafter_may_write_into_the_lists_that_it_is_given",

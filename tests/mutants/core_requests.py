@@ -8,6 +8,8 @@ __all__ = ["REQUEST_MUTANTS"]
 
 DRAWS = "specdec/verify/draws.py"
 FORCED = "specdec/verify/forced.py"
+ASKING = "specdec/verify/asking.py"
+DRAFTS = "specdec/verify/drafts.py"
 LANE = "specdec/verify/lane.py"
 LOGPROBS = "specdec/verify/logprobs.py"
 POSITIONAL = "specdec/verify/positional.py"
@@ -146,7 +148,7 @@ REQUEST_MUTANTS = (
     Mutant(
         name="constraint-is-not-advanced",
         file=WALK,
-        old="stop = row.constraint is not None and row.constraint.advance(token)",
+        old="stop = row.constraint is not None and bool(row.constraint.advance(token))",
         new="stop = row.constraint is None and False",
         killed_by=OF_REQUESTS + "test_each_position_has_the_mask_of_its_own_place",
         why="Each round begins the constraint where the one before did.",
@@ -154,8 +156,8 @@ REQUEST_MUTANTS = (
     Mutant(
         name="rules-behind-an-end-are-skipped",
         file=WALK,
-        old="stop |= request.stops is not None and request.stops(token)",
-        new="stop = stop or (request.stops is not None and request.stops(token))",
+        old="stop |= request.stops is not None and bool(request.stops(token))",
+        new="stop = stop or (request.stops is not None and bool(request.stops(token)))",
         killed_by=OF_REQUESTS + "test_a_rule_is_told_the_token_with_which_another_ends_the_row",
         why="A rule misses the last token of a row that another rule ends.",
     ),
@@ -178,31 +180,31 @@ REQUEST_MUTANTS = (
     ),
     Mutant(
         name="forced-drafts-reach-who-cannot-follow",
-        file=LANE,
-        old="return place not in self._members.rows or isinstance(group, SupportsConsume)",
-        new="return group is not None",
+        file=ASKING,
+        old="return place not in members.rows or isinstance(members.group, SupportsConsume)",
+        new="return members.group is not None",
         killed_by=OF_ROWS + "test_a_drafter_that_cannot_follow_drafts_without_what_is_forced",
         why="A drafter without consume() is asked to take tokens, and fails.",
     ),
     Mutant(
         name="forced-drafts-are-not-consumed",
-        file=LANE,
-        old="            if self._ahead and self.context is ContextKind.NONE:\n",
-        new="            if self._ahead and self.context is not ContextKind.NONE:\n",
+        file=ASKING,
+        old="        if self._ahead and context is ContextKind.NONE:\n",
+        new="        if self._ahead and context is not ContextKind.NONE:\n",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
         why="The drafter drafts behind tokens that it has never read.",
     ),
     Mutant(
         name="consumed-includes-the-pending-token-twice",
-        file=LANE,
-        old="{i: [rows[i].pending, *ids[:-1]] for i, ids in self._ahead.items()}",
-        new="{i: [rows[i].pending, *ids] for i, ids in self._ahead.items()}",
+        file=ASKING,
+        old="{row: [rows[row].pending, *ids[:-1]] for row, ids in self._ahead.items()}",
+        new="{row: [rows[row].pending, *ids] for row, ids in self._ahead.items()}",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
         why="The last forced token is read, and is the pending one of the draft as well.",
     ),
     Mutant(
         name="forced-drafts-are-committed-as-drafted",
-        file=LANE,
+        file=ASKING,
         old="own = [count - len(ahead.get(row, ())) for row, count in enumerate(accepted)]",
         new="own = list(accepted)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
@@ -210,7 +212,7 @@ REQUEST_MUTANTS = (
     ),
     Mutant(
         name="drafts-behind-forced-ones-have-the-wrong-step",
-        file=PROPOSALS,
+        file=DRAFTS,
         old="asked.steps.append(row.steps + (count if behind else 0))",
         new="asked.steps.append(row.steps)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
@@ -218,7 +220,7 @@ REQUEST_MUTANTS = (
     ),
     Mutant(
         name="drafts-follow-the-pending-token",
-        file=PROPOSALS,
+        file=DRAFTS,
         old="asked.pending.append(ahead[-1] if ahead and behind else row.pending)",
         new="asked.pending.append(row.pending)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
@@ -226,7 +228,7 @@ REQUEST_MUTANTS = (
     ),
     Mutant(
         name="forced-drafts-come-behind-the-drafters",
-        file=PROPOSALS,
+        file=DRAFTS,
         old="[[*forced.get(index, ()), *row] for index",
         new="[[*row, *forced.get(index, ())] for index",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
@@ -234,7 +236,7 @@ REQUEST_MUTANTS = (
     ),
     Mutant(
         name="drafts-behind-forced-ones-exceed-the-budget",
-        file=PROPOSALS,
+        file=DRAFTS,
         old="room = row.within_budget(row.width + count) - count",
         new="room = row.within_budget(row.width)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from attrs import define, field, frozen
 
+from specdec.verify.drafts import Drafts
 from specdec.verify.draws import Draw
-from specdec.verify.proposals import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,32 +9,17 @@ drafts, a few times; others go on without it, with the reason in their statistic
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
-from attrs import evolve
 
-from specdec.contract import (
-    ContextKind,
-    DeclaresVocabulary,
-    SupportsConsume,
-    SupportsDeviceDraft,
-    SupportsPreview,
-    Swap,
-)
-from specdec.errors import ContractError, one_line
-from specdec.verify.members import Joining, Members, MemberSampling, pick
+from specdec.contract import ContextKind, SupportsConsume, Swap
+from specdec.errors import one_line
+from specdec.verify.asking import DraftRounds
+from specdec.verify.drafts import Drafts
+from specdec.verify.members import Joining, Members, MemberSampling
 from specdec.verify.prompts import DraftPrompts
-from specdec.verify.proposals import (
-    Asked,
-    Drafts,
-    check_device,
-    check_host,
-    check_logq,
-    known_ids,
-    listed_ids,
-)
+from specdec.verify.proposals import known_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,8 +68,7 @@ class DraftLane:
         self._target = target
         self._members = Members()
         self._sampling: MemberSampling | None = None
-        self._ahead: dict[int, Sequence[int]] = {}  # forced tokens of the open round, by row
-        self._longest = 0  # what the drafter proposed in it, before constraints cut drafts
+        self._rounds = DraftRounds(self._members, self._grouped, target)
         self.failures = 0
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
@@ -235,8 +219,7 @@ class DraftLane:
 
     def takes_tokens(self, place: int) -> bool:
         """Whether the drafter can follow where somebody else chooses a row's tokens."""
-        group = self._members.group
-        return place not in self._members.rows or isinstance(group, SupportsConsume)
+        return self._rounds.takes_tokens(place)
 
     def propose(
         self,
@@ -262,56 +245,26 @@ class DraftLane:
         group = self._members.group
         if group is None or not self._members.rows:
             return nothing
-        places = self._members.places(len(rows))
-        asked = Asked.of(self._members.rows, forced, behind=self.context is ContextKind.NONE)
-        assert self._sampling is not None
-        self._sampling.bind(places, len(rows))
-        self._ahead = {place: forced[place] for place in self._members.rows if place in forced}
-        self._longest = 0
+        self._bind_draws(rows)
         try:
-            if self._ahead and self.context is ContextKind.NONE:
-                self._members.consume(
-                    {i: [rows[i].pending, *ids[:-1]] for i, ids in self._ahead.items()}, None
-                )
-            if on_device and max(asked.depths) > 0 and isinstance(group, SupportsDeviceDraft):
-                device = group.draft_device(*asked.lists())
-                if device is not None:
-                    fault = check_device(device, asked.depths)
-                    if fault is not None:
-                        raise ContractError(fault)
-                    logq = self._logq(device, device.tokens.shape[1], vocab_size, rejecting)
-                    return Drafts.of(asked.depths, places, len(rows), device=device, logq=logq)
-            # Reading a proposal runs the drafter's code as well, so it may raise as well.
-            proposal = group.draft(*asked.lists())
-            drafts, faults = check_host(proposal, asked.depths, vocab_size)
-            self._longest = max(map(len, drafts))
-            bad = {b for b, f in enumerate(faults) if f and len(drafts[b]) < asked.depths[b]}
-            # What is no id was drawn as well, from a distribution that counts.
-            drawn = max(len(draft) + (b in bad) for b, draft in enumerate(drafts))
-            logq = self._logq(proposal, drawn, vocab_size, rejecting)
+            proposed, faults = self._rounds.propose(
+                rows,
+                group,
+                context=self.context,
+                on_device=on_device,
+                forced=forced,
+                rejecting=rejecting,
+            )
         except Exception as error:
             self.fail(error)
             return nothing
-        self.blame(list(self._members.rows.values()), faults)
-        proposed = Drafts.of(asked.depths, places, len(rows), drafts, logq=logq)
-        refused = frozenset(pick(list(self._members.rows), sorted(bad)))
-        return evolve(proposed, refused=refused).behind(forced, vocab_size)
+        if faults:
+            self.blame(list(self._members.rows.values()), faults)
+        return proposed
 
-    def _logq(
-        self, proposal: object, depth: int, vocab_size: int, rejecting: bool
-    ) -> mx.array | None:
-        logq = getattr(proposal, "logq", None)
-        if logq is None or not rejecting or depth == 0:
-            return None
-        rows, listed = len(self._members.rows), self._listed
-        return check_logq(logq, rows=rows, depth=depth, vocab_size=vocab_size, listed=listed)
-
-    @cached_property
-    def _listed(self) -> mx.array | None:
-        """``[N]`` the ids that the drafter says it selects over, if it lists some."""
-        if not isinstance(self._grouped, DeclaresVocabulary):
-            return None
-        return listed_ids(self._grouped.draft_vocabulary(self._target), self._target.vocab_size)
+    def _bind_draws(self, rows: Sequence[Row]) -> None:
+        assert self._sampling is not None
+        self._sampling.bind(self._members.places(len(rows)), len(rows))
 
     def commit(self, accepted: Sequence[int], context: mx.array | None) -> None:
         """End the round that ``propose`` opened.
@@ -320,49 +273,18 @@ class DraftLane:
             accepted: B ints, those of rows outside the draft group and forced drafts included.
             context: ``[B, W, ·]`` of the window, or ``None``.
         """
-        ahead, self._ahead = self._ahead, {}
-        self._try(lambda: self._end_round(accepted, context, ahead))
+        self._try(lambda: self._rounds.commit(accepted, context))
 
-    def _end_round(
-        self,
-        accepted: Sequence[int],
-        context: mx.array | None,
-        ahead: Mapping[int, Sequence[int]],
-    ) -> None:
-        members = self._members
-        if context is None:
-            own = [count - len(ahead.get(row, ())) for row, count in enumerate(accepted)]
-            members.commit([max(0, count) for count in own], None)
-            # They have read what was forced, and was not emitted after all.
-            members.remove([row for row in ahead if own[row] < 0])
-            return
-        own = [0 if row in ahead else count for row, count in enumerate(accepted)]
-        # Where constraints cut every long draft, the window is narrower than what was drafted.
-        missing = max(0, 1 + self._longest - context.shape[1])
-        members.commit(own, mx.pad(context, [(0, 0), (0, missing), (0, 0)]) if missing else context)
-        members.consume({row: ids[: accepted[row]] for row, ids in ahead.items()}, context[:, 1:])
-
-    def preview(self, rows: Sequence[Row], vocab_size: int) -> list[list[int]] | None:
+    def preview(self, rows: Sequence[Row]) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where it cannot say. Changes no state.
 
         Args:
             rows: all rows, between rounds.
-            vocab_size: ids must be below it.
         """
-        group, members = self._members.group, self._members.rows
-        if not members or not isinstance(group, SupportsPreview):
+        if not self.is_open:
             return None
-        assert self._sampling is not None
-        self._sampling.bind(self._members.places(len(rows)), len(rows))
-        asked = Asked.of(members, {}, behind=True)
-        seen = self._try(lambda: _shown(group, asked))
-        if seen is None:
-            return None
-        cut, _ = check_host(seen, asked.depths, vocab_size)
-        drafts: list[list[int]] = [[] for _ in rows]
-        for place, draft in zip(members, cut, strict=True):
-            drafts[place] = draft
-        return drafts
+        self._bind_draws(rows)
+        return self._try(lambda: self._rounds.preview(len(rows)))
 
     def consume(self, chunks: Mapping[int, Sequence[int]], context: mx.array | None) -> None:
         """Let the drafter read tokens that somebody else chose; one that cannot loses those rows.
@@ -436,12 +358,3 @@ class DraftLane:
 
     def _failed(self, error: str | None) -> str:
         return f"drafter {self.name} failed: {error}"
-
-
-def _shown(group: SupportsPreview, asked: Asked) -> list[list[int]] | None:
-    """A preview on the host."""
-    seen = group.preview(*asked.lists())
-    if seen is None:
-        return None
-    shown: Any = seen.tolist()
-    return [ids[:depth] for ids, depth in zip(shown, asked.depths, strict=True)]

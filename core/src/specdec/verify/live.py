@@ -217,7 +217,7 @@ class LiveRows:
     def preview(self) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where nobody can tell."""
         lane = self.drafting.ready(self.rows, self.samplers)
-        return None if lane is None else lane.preview(self.rows, self._target.vocab_size)
+        return None if lane is None else lane.preview(self.rows)
 
     # Leaving.
 

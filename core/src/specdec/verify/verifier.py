@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from specdec.sampling import RowSamplers
+from specdec.verify.drafts import Drafts
 from specdec.verify.draws import WindowPlan, draw_window
 from specdec.verify.flight import Flight, host_reads, pack, window_tokens
 from specdec.verify.forced import forced_drafts
 from specdec.verify.members import pick
 from specdec.verify.positional import PositionByPosition
-from specdec.verify.proposals import Drafts, cut_device
+from specdec.verify.proposals import cut_device
 from specdec.verify.walk import raising, walk_row
 
 if TYPE_CHECKING:

@@ -51,9 +51,9 @@ def walk_row(
 
     def stops(token: int) -> bool:
         # Every rule sees every token, so none is skipped where another ends the row.
-        stop = row.constraint is not None and row.constraint.advance(token)
+        stop = row.constraint is not None and bool(row.constraint.advance(token))
         stop |= row.ends is not None and row.ends.advance(token)
-        stop |= request.stops is not None and request.stops(token)
+        stop |= request.stops is not None and bool(request.stops(token))
         passed.append(token)
         return stop
 
