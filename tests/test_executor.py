@@ -392,6 +392,7 @@ def test_nothing_else_in_the_executor_waits_for_the_device() -> None:
         ("prefill.py", "_restored", "eval"),  # a row from the prefix cache, when it is admitted
         ("handover.py", "give_back", "eval"),
         ("external.py", "read_external", "eval"),
+        ("external.py", "_refused", "tolist"),  # tokens from outside that a constraint refuses
         ("asking.py", "preview", "tolist"),  # a preview, which somebody asked for
     }
 
