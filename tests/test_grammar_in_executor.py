@@ -13,6 +13,7 @@ import math
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -52,6 +53,7 @@ from specdec.contract import ContextKind, PrefillMode, Proposal
 from specdec.errors import ConstraintError, GroupFailedError
 from specdec.grammar import Grammar
 from specdec.sampling import BannedTokens
+from specdec.state import RaggedState
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
@@ -1604,3 +1606,31 @@ def test_stream_generate_takes_a_grammar_and_streams_what_the_plain_loop_writes(
         stats = responses[-1].stats
         assert stats is not None
         assert (stats.forced > 0) is (forced > 0)
+
+
+# Window shapes.
+
+
+@pytest.mark.parametrize("kind", ["none", "ngram", "host, consumes"])
+def test_forced_drafts_need_few_window_widths_where_each_costs_a_plan(kind: str) -> None:
+    """Where a backend pays for each new shape, forced runs of every length share a few widths."""
+    prompts, widths = PROMPTS[:3], set()
+
+    def few(_state: RaggedState, needed: int, most: int) -> int:
+        assert needed <= most
+        width = most if needed > 1 else needed
+        widths.add(width)
+        return width
+
+    want = [alone("json", prompt, 0.0, None) for prompt in prompts]
+    provider = provider_of(kind, [as_text(*each) for each in zip(prompts, want, strict=True)])
+    group = VerifyGroup(target(), provider)
+    with mock.patch.object(RaggedState, "window_width", few):
+        rows = group.admit(
+            [request(each, bound_of("json", each), num_draft_tokens=4) for each in prompts]
+        )
+        drain(group)
+    assert [ending_of(row) for row in rows] == want
+    assert sum(row.stats.forced for row in rows) > 0
+    assert widths <= {1, 5, 9, 17, 25}
+    assert widths & {9, 17, 25}

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Verifier"]
 
+_STEP = 8  # where windows may have few widths, those with forced drafts have multiples of it
+
 
 class Verifier:
     """Windows of one target, drawn by one group's samplers.
@@ -115,7 +117,8 @@ class Verifier:
             )
         if constrained:
             proposed = _masked(rows, proposed, masks, errors)
-            most = max(most, 1 + max(map(len, proposed.rows)))
+            forced_most = 1 + -(-max(map(len, proposed.rows)) // _STEP) * _STEP
+            most = max(most, forced_most) if forced else most
         tokens = window_tokens(
             [row.pending for row in rows],
             proposed.rows,
