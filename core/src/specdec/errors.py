@@ -119,15 +119,15 @@ class NoOpenRoundError(ContractError):
 
 
 class ClosedError(ContractError):
-    """A verb was called on a closed group.
+    """A verb was called on a closed group, or on a closed batch generator.
 
     Attributes:
         verb: the verb that was called.
     """
 
-    def __init__(self, verb: str) -> None:
+    def __init__(self, verb: str, what: str = "group") -> None:
         self.verb = verb
-        super().__init__(f"{verb}() was called on a closed group; open a new one")
+        super().__init__(f"{verb}() was called on a closed {what}; open a new one")
 
 
 class RowIndexError(ContractError, IndexError):

@@ -121,7 +121,8 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         stop: texts that end the output; neither they nor what follows is shown.
         stop_sequences: token sequences that end the output; their text is not shown.
         min_tokens: tokens before which neither an end token nor a stop ends the output.
-        grammar: a :class:`specdec.grammar.Grammar` that the output obeys.
+        grammar: a :class:`specdec.grammar.Grammar` that the output obeys, or a callable that makes
+            a row's :class:`~specdec.contract.TokenConstraint`.
         num_forced_tokens: the most tokens per round that the grammar itself drafts, where it
             leaves one way to go on; 0 for none.
         logprobs: how many alternatives to report with every token, 0 for its own log-probability
@@ -144,7 +145,10 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         OptionError: an option that makes no sense (also a ``ValueError``).
         UnsupportedOptionError: an option of mlx-lm that is not served yet.
         SpecdecError: the drafter cannot be loaded for this model.
-        GroupFailedError: the model failed while generating.
+        GroupFailedError: the model failed while generating. What it raises while the prompt is
+            read is raised as it is, and so is what the request's own code raises (a sampler, a
+            processor, a constraint).
+        ConstraintError: the grammar and the processors left no token to draw.
     """
     _refuse({**kwargs, "draft_model": draft_model})
     tokenizer = wrapped(tokenizer)

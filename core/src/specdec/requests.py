@@ -98,5 +98,8 @@ def bind_grammar(
     if bind is not None:
         grammar = bind(tokenizer, target.vocab_size, sorted(tokenizer.eos_token_ids))
     if grammar is not None and not callable(grammar):
-        raise OptionError(f"grammar is {one_line(repr(grammar))}; give a specdec.grammar.Grammar")
+        raise OptionError(
+            f"grammar is {one_line(repr(grammar))}; give a specdec.grammar.Grammar, such as "
+            "Grammar.regex(...), or a callable that makes a row's TokenConstraint"
+        )
     return cast("Callable[[], TokenConstraint] | None", grammar)

@@ -122,6 +122,7 @@ class Admission:
             tokenizer=tokenizer,
             processors=_or(options["logits_processors"], settings.logits_processors),
             constraint=bind_grammar(grammar, tokenizer, target),
+            num_forced_tokens=_or(options["num_forced_tokens"], 16),
             logprobs=options["logprobs"],
             num_draft_tokens=self._width(options["num_draft_tokens"]),
             history=history,

@@ -295,6 +295,6 @@ class BatchGenerator:
 
     def _check(self, verb: str, *, inside: bool = False) -> None:
         if self._closed:
-            raise ClosedError(verb)
+            raise ClosedError(verb, "batch generator")
         if self._inside and not inside:
             raise RoundOpenError(verb)

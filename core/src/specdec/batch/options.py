@@ -49,6 +49,7 @@ class PromptOptions(TypedDict, total=False):
         min_tokens: tokens before which neither an end token nor a stop ends the output.
         stop: texts that end the output; need a tokenizer.
         grammars: what the outputs obey.
+        num_forced_tokens: the most tokens a round that a grammar itself drafts; 0 for none.
         logprobs: how many alternatives to report with every token.
         snapshot_at: numbers of prompt tokens after which the row is left in the prefix cache.
     """
@@ -60,6 +61,7 @@ class PromptOptions(TypedDict, total=False):
     min_tokens: Sequence[int | None] | None
     stop: Sequence[str | Sequence[str] | None] | None
     grammars: Sequence[Any] | None
+    num_forced_tokens: Sequence[int | None] | None
     logprobs: Sequence[int | None] | None
     snapshot_at: Sequence[Sequence[int] | None] | None
 

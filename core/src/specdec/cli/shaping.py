@@ -27,7 +27,7 @@ def add_shaping(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be given several times",
+        help="end before this text, taken as it is; may be given several times",
     )
     group.add_argument("--min-tokens", type=int, default=0, help="tokens before which nothing ends")
     group.add_argument("--repetition-penalty", type=float, metavar="P", help="1.0 changes nothing")
@@ -46,9 +46,11 @@ def add_shaping(parser: argparse.ArgumentParser) -> None:
         help="with --json: every token's log-probability and the N best alternatives",
     )
     grammar = group.add_mutually_exclusive_group()
-    grammar.add_argument("--json-schema", metavar="FILE", help="a JSON schema that the text obeys")
+    grammar.add_argument(
+        "--json-schema", metavar="FILE", help="a file with a JSON schema that the text obeys"
+    )
     grammar.add_argument("--regex", metavar="PATTERN", help="a regular expression that it matches")
-    grammar.add_argument("--lark", metavar="FILE", help="a Lark grammar that it obeys")
+    grammar.add_argument("--lark", metavar="FILE", help="a file with a Lark grammar that it obeys")
     group.add_argument(
         "--grammar-after", metavar="TEXT", help="the grammar begins after this text, as </think>"
     )

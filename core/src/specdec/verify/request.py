@@ -58,6 +58,14 @@ def _count(_instance: object, attribute: Attribute[Any], value: object) -> None:
         raise OptionError(f"{attribute.name} is {value!r}; give 0 or a positive whole number")
 
 
+def _constraint(_instance: object, _attribute: Attribute[Any], value: object) -> None:
+    if value is not None and not callable(value):
+        raise OptionError(
+            f"constraint is {one_line(repr(value))}; give a callable that makes a row's "
+            "TokenConstraint, such as Grammar.regex(...).bind(tokenizer, vocab_size, end_tokens)"
+        )
+
+
 def _processors(value: Iterable[Any] | None) -> tuple[Any, ...]:
     return Processors(() if value is None else value).chain
 
@@ -96,7 +104,7 @@ class Request:
         prompt: token ids, at least one.
         sampling: how it draws.
         max_tokens: content tokens to emit at most; -1 for no limit.
-        end_tokens: ids that end the row and are no content.
+        end_tokens: ids that end the row and are no content; they are not taken from ``tokenizer``.
         min_tokens: content tokens before which nothing but a finished constraint ends the row.
         stop_sequences: token sequences that end the row; their tokens are content, their text is
             not shown.
@@ -104,7 +112,8 @@ class Request:
         tokenizer: mlx-lm's ``TokenizerWrapper``; needed for stop strings, and for the text of
             emissions.
         processors: logits processors, in order; see :mod:`specdec.sampling.processors`.
-        constraint: gives what the row may emit, such as a bound grammar.
+        constraint: makes the row's :class:`~specdec.contract.TokenConstraint`, such as a bound
+            grammar; called once per row.
         num_forced_tokens: the most drafts per round that the constraint itself forces; no drafter
             is needed for them.
         logprobs: how many alternatives to report with every token, 0 for the token's own
@@ -140,7 +149,7 @@ class Request:
     processors: tuple[LogitsProcessor | WindowProcessor, ...] = field(
         default=(), converter=_processors
     )
-    constraint: Callable[[], TokenConstraint] | None = None
+    constraint: Callable[[], TokenConstraint] | None = field(default=None, validator=_constraint)
     num_forced_tokens: int = field(default=16, validator=_count)
     logprobs: int | None = field(default=None, validator=optional(_count))
     num_draft_tokens: int = field(default=0, validator=_width)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 from attrs import define, field
 
-from specdec.errors import OptionError
+from specdec.errors import OptionError, one_line
 from specdec.sampling.masks import MinTokens
 from specdec.sampling.processors import Processors
 from specdec.verify.ends import RowEnds
@@ -103,7 +103,7 @@ class Row:
             seed=request.sampling.resolved_seed(),
             tokens=list(request.prompt),
             processors=processors,
-            constraint=None if request.constraint is None else request.constraint(),
+            constraint=_begun(request),
             ends=ends,
         )
 
@@ -189,3 +189,21 @@ class Row:
         """End the row, once."""
         if self.finish is None:
             self.finish, self.error = finish, error
+
+
+def _begun(request: Request) -> TokenConstraint | None:
+    """The constraint of a new row.
+
+    Raises:
+        OptionError: the request's callable makes something else.
+    """
+    if request.constraint is None:
+        return None
+    made = request.constraint()
+    missing = [verb for verb in ("masks", "advance", "propose") if not hasattr(made, verb)]
+    if missing:
+        raise OptionError(
+            f"the constraint's callable made {one_line(repr(made))}, which has no "
+            f"{' and no '.join(missing)}; make a TokenConstraint"
+        )
+    return made

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from specdec.errors import ConstraintError
 from specdec.sampling import RowSamplers
 from specdec.verify.drafts import Drafts
 from specdec.verify.draws import WindowPlan, draw_window
@@ -116,7 +117,7 @@ class Verifier:
                 rejecting=self._samplers.rejecting,
             )
         if constrained:
-            proposed = _masked(rows, proposed, masks, errors)
+            proposed = _masked(rows, proposed, masks, errors, vocab)
             forced_most = 1 + -(-max(map(len, proposed.rows)) // _STEP) * _STEP
             most = max(most, forced_most) if forced else most
         tokens = window_tokens(
@@ -188,7 +189,8 @@ class Verifier:
         alone.prepare_append([(row.request.sampling, row.seed) for row in theirs]).commit()
         errors: dict[int, Exception] = {}
         masks: dict[int, mx.array | None] = {}
-        _masked(theirs, Drafts([()] * len(fresh), [0] * len(fresh)), masks, errors)
+        nothing = Drafts([()] * len(fresh), [0] * len(fresh))
+        _masked(theirs, nothing, masks, errors, self._target.vocab_size)
         plan = WindowPlan(
             tokens=mx.array([[row.pending] for row in theirs], mx.int32),
             known=1,
@@ -250,11 +252,24 @@ def _behind(rows: Sequence[Row], after: Flight) -> WindowPlan:
     return WindowPlan(tokens, 0, [row.steps + 1 for row in rows], {})
 
 
+def _checked(mask: object, allowed: int, vocab: int) -> int:
+    """The number of allowed drafts, if there is a row of the mask behind each."""
+    if mask is not None:
+        shape = tuple(getattr(mask, "shape", ()))
+        if shape != (allowed + 1, vocab):
+            raise ConstraintError(
+                f"masks() gave an array of shape {list(shape)} for {allowed} allowed drafts; "
+                f"give [{allowed + 1}, {vocab}]"
+            )
+    return allowed
+
+
 def _masked(
     rows: Sequence[Row],
     proposed: Drafts,
     masks: dict[int, mx.array | None],
     errors: dict[int, Exception],
+    vocab: int,
 ) -> Drafts:
     """The drafts that constraints allow; fills in what may follow each, or what was raised."""
     counts = {}
@@ -263,7 +278,7 @@ def _masked(
             continue
         try:
             mask, allowed = row.constraint.masks(list(proposed.rows[index]))
-            masks[index], counts[index] = mask, operator.index(allowed)
+            masks[index], counts[index] = mask, _checked(mask, operator.index(allowed), vocab)
         except Exception as error:
             errors[index] = error
     return proposed.cut(counts) if counts else proposed
