@@ -36,8 +36,8 @@ GROUP_MUTANTS = (
     Mutant(
         name="drafter-is-told-before-delivery",
         file=GROUP,
-        old="live.commit([done.kept(index) for index in range(len(self.rows))], flight)",
-        new="live.commit([o.acceptance.accepted if o else 0 for o in done.outcomes], flight)",
+        old="kept = [done.kept(index) for index in range(len(self.rows))]",
+        new="kept = [o.acceptance.accepted if o else 0 for o in done.outcomes]",
         killed_by=OF_FAULTS + "test_a_consumer_that_leaves_in_a_burst_ends_its_row_alone",
         why="What was accepted is committed, also where the consumer stopped before its end.",
     ),

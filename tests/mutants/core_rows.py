@@ -92,8 +92,8 @@ ROW_MUTANTS = (
     Mutant(
         name="early-window-in-spite-of-a-constraint",
         file=LIVE,
-        old="if any(row.constraint is not None or row.processors.positional for row in self.rows):",
-        new="if any(row.constraint is None or row.processors.positional for row in self.rows):",
+        old="if any(row.constraint is not None or row.positional for row in self.rows):",
+        new="if any(row.constraint is None or row.positional for row in self.rows):",
         killed_by=OF_REQUESTS + "test_each_position_has_the_mask_of_its_own_place",
         why="A window is begun before it is known what may stand in it.",
     ),

@@ -204,7 +204,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         if prompt_cache is not None:
             target.state_of(prompt_cache)
         width = 0 if loaded is None else loaded.width(num_draft_tokens)
-        constraint = bind_grammar(grammar, tokenizer, target)
+        constraint = bind_grammar(grammar, tokenizer, target, request.end_tokens)
         request = evolve(request, num_draft_tokens=width, constraint=constraint)
         group = VerifyGroup(
             target,

@@ -81,7 +81,7 @@ def check_ids(tokens: Iterable[int], target: Target, name: str = "the prompt") -
 
 
 def bind_grammar(
-    grammar: Any, tokenizer: Any, target: Target
+    grammar: Any, tokenizer: Any, target: Target, end_tokens: Iterable[int]
 ) -> Callable[[], TokenConstraint] | None:
     """What gives each row its constraint.
 
@@ -90,13 +90,14 @@ def bind_grammar(
             that gives a row's :class:`~specdec.contract.TokenConstraint`, or ``None``.
         tokenizer: mlx-lm's ``TokenizerWrapper``.
         target: the bound target.
+        end_tokens: ids that end the output, which the grammar allows where it is complete.
 
     Raises:
         OptionError: none of these, or a grammar that does not compile.
     """
     bind = getattr(grammar, "bind", None)
     if bind is not None:
-        grammar = bind(tokenizer, target.vocab_size, sorted(tokenizer.eos_token_ids))
+        grammar = bind(tokenizer, target.vocab_size, sorted(end_tokens))
     if grammar is not None and not callable(grammar):
         raise OptionError(
             f"grammar is {one_line(repr(grammar))}; give a specdec.grammar.Grammar, such as "

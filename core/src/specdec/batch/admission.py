@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,9 @@ class Admission:
         return entries
 
     def _entry(self, segments: Sequence[Any], uid: int, options: dict[str, Any]) -> Entry:
-        parts = [self._ids(each) for each in segments]
+        if isinstance(segments, str):
+            raise OptionError(f"segments is {one_line(repr(segments))}; give a list of segments")
+        parts = [self._ids(each, first=not place) for place, each in enumerate(segments)]
         ends = tuple(accumulate(len(part) for part in parts if part))
         leftover = Leftover(self.reader, self.settings.return_prompt_caches)
         request = self._request(sum(parts, ()), ends, options, leftover)
@@ -121,23 +124,26 @@ class Admission:
             min_tokens=_or(options["min_tokens"], 0),
             tokenizer=tokenizer,
             processors=_or(options["logits_processors"], settings.logits_processors),
-            constraint=bind_grammar(grammar, tokenizer, target),
+            constraint=bind_grammar(grammar, tokenizer, target, stops.end_tokens),
             num_forced_tokens=_or(options["num_forced_tokens"], 16),
             logprobs=options["logprobs"],
             num_draft_tokens=self._width(options["num_draft_tokens"]),
             history=history,
-            continue_from=caches,
+            continue_from=None if caches is None else deepcopy(list(caches)),
             prefix_cache=prefix_cache,
             snapshot_at=_or(options["snapshot_at"], snapshots),
             publish=leftover.publish if leftover.wanted else None,
         )
 
-    def _ids(self, prompt: Any) -> tuple[int, ...]:
+    def _ids(self, prompt: Any, *, first: bool) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             return token_ids(prompt, "the prompt")
-        if self.settings.tokenizer is None:
+        tokenizer = self.settings.tokenizer
+        if tokenizer is None:
             raise OptionError("the prompt is text, and there is no tokenizer; give tokenizer=")
-        return encode_prompt(prompt, self.settings.tokenizer)
+        if first:
+            return encode_prompt(prompt, tokenizer)
+        return tuple(tokenizer.encode(prompt, add_special_tokens=False))
 
     def _width(self, asked: int | None) -> int:
         if asked is not None:
@@ -160,7 +166,9 @@ class Admission:
                 )
             return 0
         held = self.target.state_of(caches).lengths[0]
-        if history and held not in {0, history}:  # recurrent caches alone cannot tell
+        # Recurrent caches alone cannot tell.
+        tells = held or any(isinstance(getattr(c, "offset", None), int) for c in caches)
+        if history and tells and held != history:
             raise OptionError(
                 f"all_tokens has {history} tokens, but the caches hold {held}; "
                 "give the tokens that the caches hold"

@@ -61,6 +61,10 @@ class Book:
             self._of_row[entry.row] = entry
             self.waiting.append(entry)
 
+    def has(self, row: Row) -> bool:
+        """Whether a row's request has not been let go."""
+        return row in self._of_row
+
     def of_row(self, row: Row) -> Entry:
         """The request of a row."""
         return self._of_row[row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attrs import evolve, field, frozen
@@ -12,7 +13,7 @@ from specdec.sampling import SamplingOptions
 from specdec.verify.ends import StopRule, stop_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import mlx.core as mx
 
@@ -91,12 +92,12 @@ def per_prompt(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     if unknown:
         raise TypeError(f"insert() got unexpected keyword arguments {sorted(unknown)}")
     options = {**dict.fromkeys((*OF_MLX_LM, *PromptOptions.__annotations__)), **options}
-    if isinstance(options["max_tokens"], int):
+    if hasattr(options["max_tokens"], "__index__"):
         options["max_tokens"] = [options["max_tokens"]] * count
     for name, values in options.items():
         if values is None:
             continue
-        if isinstance(values, str) or not hasattr(values, "__len__"):
+        if isinstance(values, str) or not isinstance(values, Sequence):
             raise OptionError(f"{name} is {one_line(repr(values))}; give a list, one per prompt")
         if len(values) != count:
             raise OptionError(

@@ -153,7 +153,7 @@ class Prompts:
                     self._join(group, [entry])
         else:
             for entry in entries:
-                entry.reading = None
+                entry.reading, entry.read_failures = None, 0
                 book.reading.remove(entry)
                 total = len(entry.row.request.prompt)
                 book.tell(entry, total, end_of_segment=True, joined=True)

@@ -46,18 +46,26 @@ class Rounds:
         before, failure = RowSums.of(rows), None
         try:
             with group.round() as verified:
-                for index in range(len(verified.rows)):
-                    self._answer(verified, index)
+                try:
+                    self._answer_all(verified)
+                except BaseException:
+                    # What is not handed out would end its row: an interrupt waits for that.
+                    self._answer_all(verified)
+                    raise
         except GroupFailedError as error:
             failure = error
         finally:
             book.counters.generation_steps += failure is None
             book.counters.count_rows(before, RowSums.of(rows))
             for row in rows:
-                if row.finish is not None:
+                if row.finish is not None and book.has(row):
                     book.end(book.of_row(row))
         if failure is not None:
             book.recover(group, failure)
+
+    def _answer_all(self, verified: Round) -> None:
+        for index in range(len(verified.rows)):
+            self._answer(verified, index)
 
     def _answer(self, verified: Round, index: int) -> None:
         book = self.book

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, SupportsIndex, cast
 
 from attrs import field, frozen
 
@@ -61,6 +62,13 @@ def _as_tuple(value: object) -> tuple[int, ...]:
 def _acceptance(_instance: object, attribute: Attribute[str], value: str) -> None:
     if value not in ("match", "rejection"):
         raise OptionError(f"{attribute.name} is {value!r}; give 'match' or 'rejection'")
+
+
+def _whole(value: object) -> int | None:
+    """Whole numbers of any kind as ints; what is none is left to the check."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return cast("int | None", value)
+    return operator.index(cast("SupportsIndex", value))
 
 
 def _seed(_instance: object, _attribute: Attribute[int | None], value: int | None) -> None:
@@ -133,7 +141,7 @@ class SamplingOptions:
     )
     xtc_special_tokens: tuple[int, ...] = field(default=(), converter=_as_tuple, validator=_ids)
     top_k: int = field(default=0, validator=_count)
-    seed: int | None = field(default=None, validator=_seed)
+    seed: int | None = field(default=None, converter=_whole, validator=_seed)
     sampler: Callable[[mx.array], mx.array] | None = None
     acceptance: Literal["match", "rejection"] = field(default="match", validator=_acceptance)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from attrs import field, frozen
 
+from specdec.errors import OptionError, one_line
 from specdec.sampling.processors import WindowView
 from specdec.sampling.rows import normalize, nothing_left
 from specdec.verify.logprobs import WindowLogprobs
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from specdec.sampling.rejection import Drafted
     from specdec.verify.row import Row
 
-__all__ = ["Draw", "WindowPlan", "draw_window", "shape_row"]
+__all__ = ["WRONG_ID", "Draw", "WindowPlan", "draw_window", "sampled_id", "shape_row"]
+
+WRONG_ID = -2  # beside -1, where nothing was left to draw
 
 
 @frozen(eq=False)
@@ -32,7 +35,8 @@ class Draw:
     """What a window's logits became.
 
     Attributes:
-        samples: ``[B, W]`` the target's own tokens; -1 where nothing was left to draw.
+        samples: ``[B, W]`` the target's own tokens; -1 where nothing was left to draw,
+            ``WRONG_ID`` where a sampler callable drew what does not exist.
         logprobs: ``[B, W, V]`` that they were drawn from, before filters and temperature.
         reports: log-probabilities to report, where a request asks for them.
         errors: what a row's own code raised, by row.
@@ -157,6 +161,18 @@ def shape_row(row: Row, view: WindowView, logits: mx.array, mask: mx.array | Non
     return masked if count == logits.shape[0] else mx.concatenate([masked, logits[count:]])
 
 
+def sampled_id(ids: object, vocab_size: int) -> mx.array:
+    """``[1, 1]`` int32: what a sampler callable drew; ``WRONG_ID`` for an id that does not exist.
+
+    Raises:
+        OptionError: not one id.
+    """
+    if not isinstance(ids, mx.array) or ids.size != 1 or not mx.issubdtype(ids.dtype, mx.integer):
+        raise OptionError(f"the sampler returned {one_line(repr(ids))}; return one id, [1]")
+    one = ids.reshape(1, 1).astype(mx.int64)
+    return mx.where((one >= 0) & (one < vocab_size), one, WRONG_ID).astype(mx.int32)
+
+
 def _view(row: Row, window: mx.array, known: int, emitted: int) -> WindowView:
     if not row.processors:
         return WindowView(window, window.shape[0], emitted)  # nobody looks at it
@@ -169,13 +185,14 @@ def _call_samplers(
     rows: Sequence[Row], logprobs: mx.array, samples: mx.array, errors: dict[int, Exception]
 ) -> mx.array:
     """Put the draws of rows with a callable into a window of one position."""
+    samples = samples.astype(mx.int32)
     columns = [samples[index : index + 1] for index in range(samples.shape[0])]
     for index, row in enumerate(rows):
         sampler = row.request.sampling.sampler
         if sampler is None or index in errors:
             continue
         try:
-            columns[index] = sampler(logprobs[index]).reshape(1, 1).astype(samples.dtype)
+            columns[index] = sampled_id(sampler(logprobs[index]), logprobs.shape[-1])
         except Exception as error:
             errors[index] = error
     return columns[0] if len(columns) == 1 else mx.concatenate(columns, axis=0)

@@ -16,6 +16,7 @@ from specdec.errors import (
     ClosedError,
     ContractError,
     GroupFailedError,
+    OptionError,
     RoundOpenError,
     one_line,
 )
@@ -99,6 +100,10 @@ class VerifyGroup:
             OptionError: a request does not fit this target; the group is as it was.
         """
         self._check("admit")
+        caches = [id(request.cache) for request in requests if request.cache is not None]
+        caches += [id(row.request.cache) for row in self.rows if row.request.cache is not None]
+        if len(set(caches)) < len(caches):
+            raise OptionError("one prompt_cache was given to two requests; give each its own")
         apart = [why_apart(self.target, request) for request in requests]
         check_alike([*apart, *self._live.kind])
         readings: list[Reading] = []
@@ -128,7 +133,11 @@ class VerifyGroup:
             OptionError: the request does not fit this target.
         """
         self._check("read")
-        row = request if isinstance(request, Row) else Row.of(request, self.target.vocab_size)
+        if isinstance(request, Row):
+            row = request
+            row.begin_again()
+        else:
+            row = Row.of(request, self.target.vocab_size)
         apart = why_apart(self.target, row.request)
         lane = self._live.drafting.for_prompt(row.request.num_draft_tokens, apart)
         with mx.stream(self._stream):
@@ -152,6 +161,8 @@ class VerifyGroup:
         self._check("join")
         if not all(reading.done for reading in readings):
             raise ContractError("join() was given a prompt that is not read; call step() first")
+        if len({id(reading) for reading in readings}) < len(readings):
+            raise ContractError("join() was given a reading twice; give each once")
         check_alike([*(reading.apart for reading in readings), *self._live.kind])
         live = len(self.rows)
         for reading in readings:
@@ -258,10 +269,8 @@ class VerifyGroup:
         """Commit what was delivered to target and drafter, then retire rows that ended."""
         live = self._live
         with self._or_fail():
-            if flight is None:
-                live.firsts = {}
-            else:
-                live.commit([done.kept(index) for index in range(len(self.rows))], flight)
+            # What was delivered counts, whatever becomes of the commit.
+            kept = [done.kept(index) for index in range(len(self.rows))]
             ended = False
             for row, outcome, delivered in zip(
                 self.rows, done.outcomes, done.delivered, strict=True
@@ -274,6 +283,10 @@ class VerifyGroup:
                 )
                 if flight is None:
                     row.stats.rounds -= 1  # a target forward, but no verify window
+            if flight is None:
+                live.firsts = {}
+            else:
+                live.commit(kept, flight)
             self._in_round = False
             if ended:
                 live.retire()

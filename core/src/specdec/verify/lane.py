@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     )
     from specdec.verify.row import Row
 
-__all__ = ["MAX_FAILURES", "MAX_FAULTS", "DraftLane"]
+__all__ = ["FORGIVEN_AFTER", "MAX_FAILURES", "MAX_FAULTS", "DraftLane"]
 
 Result = TypeVar("Result")
 
 # Exceptions after which the drafter is let go: those that came from verbs of all members, for
 # everybody; those that one row has met, its own prompt's and checkpoint's included, for that row.
 MAX_FAILURES = 3
+FORGIVEN_AFTER = 64  # rounds in a row without an exception, after which the lane's are forgotten
 MAX_FAULTS = 3  # rounds with an invalid proposal after which a row goes on without it
 
 
@@ -70,6 +71,7 @@ class DraftLane:
         self._sampling: MemberSampling | None = None
         self._rounds = DraftRounds(self._members, self._grouped, target)
         self.failures = 0
+        self._clean = 0  # rounds since the last exception
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
 
@@ -273,7 +275,11 @@ class DraftLane:
             accepted: B ints, those of rows outside the draft group and forced drafts included.
             context: ``[B, W, ·]`` of the window, or ``None``.
         """
+        failures = self.failures
         self._try(lambda: self._rounds.commit(accepted, context))
+        self._clean = self._clean + 1 if self.failures == failures else 0
+        if self._clean >= FORGIVEN_AFTER:
+            self.failures = 0
 
     def preview(self, rows: Sequence[Row]) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where it cannot say. Changes no state.

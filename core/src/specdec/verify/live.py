@@ -148,7 +148,7 @@ class LiveRows:
             return False
         if flight.row_count < len(self.rows):
             return False
-        if any(row.constraint is not None or row.processors.positional for row in self.rows):
+        if any(row.constraint is not None or row.positional for row in self.rows):
             return False  # the samples must be known, or were drawn for nothing
         for row in self.rows:
             budget = row.budget

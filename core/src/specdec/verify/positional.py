@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from attrs import define, field
 
-from specdec.errors import OptionError, one_line
 from specdec.sampling.processors import WindowView
 from specdec.sampling.rejection import Drafted
 from specdec.sampling.rows import normalize, nothing_left
-from specdec.verify.draws import shape_row
+from specdec.verify.draws import sampled_id, shape_row
 from specdec.verify.flight import host_reads
 from specdec.verify.logprobs import HostLogprobs, WindowLogprobs
 
@@ -99,7 +98,7 @@ class PositionByPosition:
                 self.index, logprobs[None], step, drafted=self._drafted(position)
             )
         else:
-            drawn = _checked(sampler(logprobs))
+            drawn = sampled_id(sampler(logprobs), logprobs.shape[-1])
         samples = mx.where(nothing_left(logits), -1, drawn.reshape(1, 1).astype(mx.int32))
         reports = None
         if row.request.logprobs is not None:
@@ -121,9 +120,3 @@ class PositionByPosition:
         if self.logq is not None and position < self.logq.shape[0]:
             logq = self.logq[position][None, None]
         return Drafted(mx.array([[token]], mx.int32), logq=logq)
-
-
-def _checked(ids: object) -> mx.array:
-    if not isinstance(ids, mx.array) or ids.size != 1:
-        raise OptionError(f"the sampler returned {one_line(repr(ids))}; return one id, [1]")
-    return ids

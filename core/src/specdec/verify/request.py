@@ -43,13 +43,19 @@ def _prompt(
         raise OptionError("the prompt is empty; give at least one token")
 
 
+def _index(value: Any) -> Any:
+    """Whole numbers of any kind as ints; what is none is left to the check."""
+    plain = isinstance(value, bool) or not hasattr(value, "__index__")
+    return value if plain else operator.index(value)
+
+
 def _max_tokens(_instance: object, _attribute: Attribute[int], value: int) -> None:
-    if not isinstance(value, int) or value == 0 or value < -1:
+    if not isinstance(value, int) or isinstance(value, bool) or value == 0 or value < -1:
         raise OptionError(f"max_tokens is {value!r}; give a positive number, or -1 for no limit")
 
 
 def _width(_instance: object, _attribute: Attribute[int], value: int) -> None:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise OptionError(f"num_draft_tokens is {value!r}; give 1 or more, or 0 to run plain")
 
 
@@ -140,9 +146,9 @@ class Request:
 
     prompt: tuple[int, ...] = field(converter=_ids, validator=_prompt)
     sampling: SamplingOptions
-    max_tokens: int = field(default=256, validator=_max_tokens)
+    max_tokens: int = field(default=256, converter=_index, validator=_max_tokens)
     end_tokens: frozenset[int] = field(default=frozenset(), converter=_id_set)
-    min_tokens: int = field(default=0, validator=_count)
+    min_tokens: int = field(default=0, converter=_index, validator=_count)
     stop_sequences: StopRule = field(default=None, converter=stop_rule)
     stop_strings: tuple[str, ...] = field(default=(), converter=stop_strings_of)
     tokenizer: Any = None
@@ -150,9 +156,9 @@ class Request:
         default=(), converter=_processors
     )
     constraint: Callable[[], TokenConstraint] | None = field(default=None, validator=_constraint)
-    num_forced_tokens: int = field(default=16, validator=_count)
-    logprobs: int | None = field(default=None, validator=optional(_count))
-    num_draft_tokens: int = field(default=0, validator=_width)
+    num_forced_tokens: int = field(default=16, converter=_index, validator=_count)
+    logprobs: int | None = field(default=None, converter=_index, validator=optional(_count))
+    num_draft_tokens: int = field(default=0, converter=_index, validator=_width)
     history: tuple[int, ...] = field(default=(), converter=_ids)
     cache: Sequence[Any] | None = None
     continue_from: Sequence[Any] | None = None

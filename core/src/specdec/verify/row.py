@@ -88,14 +88,7 @@ class Row:
         ends_early = sorted(token for token in request.end_tokens if token < vocab_size)
         if request.min_tokens and ends_early:
             chain.append(MinTokens(request.min_tokens, ends_early))
-        ends, tokenizer = None, request.tokenizer
-        if request.has_stop_sequences or tokenizer is not None:
-            text = None
-            if tokenizer is not None:
-                text = RowText(
-                    lambda: tokenizer.detokenizer, request.stop_strings, decode=tokenizer.decode
-                )
-            ends = RowEnds(request.stop_sequences, text, request.min_tokens)
+        request.sampling.check_vocabulary(vocab_size)
         processors = Processors(chain)
         processors.check_vocabulary(vocab_size)
         return cls(
@@ -104,8 +97,20 @@ class Row:
             tokens=list(request.prompt),
             processors=processors,
             constraint=_begun(request),
-            ends=ends,
+            ends=_ends_of(request),
         )
+
+    def begin_again(self) -> None:
+        """Set what watches the output to what was emitted, for a row that is read again.
+
+        A walk that was interrupted has shown it tokens that were never delivered.
+        """
+        self.constraint, self.ends = _begun(self.request), _ends_of(self.request)
+        for token in self.emitted:
+            if self.constraint is not None:
+                self.constraint.advance(token)
+            if self.ends is not None:
+                self.ends.advance(token)
 
     @property
     def pending(self) -> int:
@@ -189,6 +194,16 @@ class Row:
         """End the row, once."""
         if self.finish is None:
             self.finish, self.error = finish, error
+
+
+def _ends_of(request: Request) -> RowEnds | None:
+    """What tells where a new row's output ends; ``None`` where nothing but its length does."""
+    tokenizer, text = request.tokenizer, None
+    if tokenizer is not None:
+        text = RowText(lambda: tokenizer.detokenizer, request.stop_strings, decode=tokenizer.decode)
+    elif not request.has_stop_sequences:
+        return None
+    return RowEnds(request.stop_sequences, text, request.min_tokens)
 
 
 def _begun(request: Request) -> TokenConstraint | None:

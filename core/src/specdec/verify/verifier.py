@@ -247,7 +247,7 @@ class Verifier:
 def _behind(rows: Sequence[Row], after: Flight) -> WindowPlan:
     """A plain window on the samples of another that nobody has read."""
     tokens = after.draw.samples
-    if any(row.shaped for row in rows):
+    if any(row.shaped or row.positional for row in rows):
         tokens = mx.maximum(tokens, 0)  # a row with nothing left to draw ends anyway
     return WindowPlan(tokens, 0, [row.steps + 1 for row in rows], {})
 

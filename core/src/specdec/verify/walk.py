@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdec.errors import ConstraintError
+from specdec.errors import ConstraintError, OptionError
 from specdec.verify.accept import Acceptance, accept_tokens
+from specdec.verify.draws import WRONG_ID
 from specdec.verify.positional import PositionByPosition
 from specdec.verify.round import RowOutcome
 
@@ -42,7 +43,7 @@ def walk_row(
         reports: log-probabilities to report, or ``None``.
     """
     request = row.request
-    watched = row.ends is not None or request.stops is not None or row.shaped
+    watched = row.ends is not None or request.stops is not None or row.shaped or row.positional
     if not watched and isinstance(samples, list):
         # The common case: nothing of the request's own runs in the walk.
         acceptance = accept_tokens(draft, samples, end_tokens=request.end_tokens, budget=row.budget)
@@ -83,6 +84,11 @@ def raising(error: Exception) -> Iterator[int]:
 
 def _drawable(samples: Iterable[int]) -> Iterator[int]:
     for sample in samples:
+        if sample == WRONG_ID:
+            raise OptionError(
+                "the sampler returned an id that the model does not have; return one of its "
+                "vocabulary"
+            )
         if sample < 0:
             raise ConstraintError(
                 "no token is left to draw: processors and constraint exclude all of them; "
