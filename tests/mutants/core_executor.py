@@ -117,7 +117,8 @@ EXECUTOR_MUTANTS = (
         file=FLIGHT,
         old="{new: draw.errors[k] for new, k in enumerate(keep) if k in draw.errors}",
         new="{k: draw.errors[k] for k in keep if k in draw.errors}",
-        killed_by=OF_GAPS + "test_a_sampler_that_raises_while_another_row_leaves_ends_its_own_row",
+        killed_by="tests/test_core_mutants_gaps_early.py::"
+        "test_a_processor_that_raises_while_another_row_leaves_ends_its_own_row",
         why="After a row has left, a sampler's error ends another row than its own.",
     ),
     Mutant(

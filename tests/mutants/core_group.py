@@ -92,8 +92,8 @@ GROUP_MUTANTS = (
         file=LIVE,
         old="early = [int(row.finish is None or row.unread == 1) for row in self.rows]",
         new="early = [1 for row in self.rows]",
-        killed_by=OF_PROMPT_CACHE
-        + "test_after_a_sampler_error_the_cache_covers_what_was_received[0-plain]",
+        killed_by="tests/test_core_mutants_gaps_early.py::"
+        "test_a_cancelled_row_leaves_no_early_position_in_its_callers_cache",
         why="A row that ended keeps a position that its output does not have.",
     ),
     Mutant(
