@@ -51,6 +51,11 @@ class DraftSide:
             return self.resting
         return self.lane
 
+    def wanted(self, rows: Sequence[Row]) -> bool:
+        """Whether a lane drafts, or one that rests is to: a row that paused drafts again."""
+        rests = self.resting is not None and any(row.width for row in rows)
+        return self.lane is not None or rests
+
     def wake(self, lane: DraftLane) -> None:
         """Let a lane draft."""
         self.lane, self.resting = lane, None
@@ -73,6 +78,8 @@ class DraftSide:
             rows: all rows, between rounds.
             sampling: the group's draws.
         """
+        if self.resting is not None and self.wanted(rows):
+            self.wake(self.resting)
         lane = self.lane
         if lane is None:
             return None

@@ -144,7 +144,7 @@ class LiveRows:
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
         assert self.state is not None
-        if self.drafting.lane is not None or flight.width != 1 or not self.state.can_roll_back:
+        if self.drafting.wanted(self.rows) or flight.width != 1 or not self.state.can_roll_back:
             return False
         if flight.row_count < len(self.rows):
             return False
