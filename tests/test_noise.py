@@ -96,15 +96,14 @@ def test_the_bits_of_these_streams_never_change(stream: int, bits: int) -> None:
     assert bits_of(42, 7, 151_935, stream) == bits
 
 
-@given(st.lists(st.sampled_from(Stream), min_size=6, max_size=6), st.integers(0, 2**64 - 1))
-def test_each_position_can_have_a_stream_of_its_own(streams: list[Stream], seed: int) -> None:
+@given(st.sampled_from(Stream), st.integers(0, 2**64 - 1))
+def test_each_position_of_a_stream_has_the_documented_hash(stream: Stream, seed: int) -> None:
     seeds, steps = words(seed, 7), steps_of([4, 5, 6], [0, 1, 2**32 - 1])
     ids = mx.array([0, 5, 2**32 - 1], mx.uint32)
-    rows = mx.array([streams[:3], streams[3:]])
-    got = uniform_bits(seeds, steps, ids, stream=rows)
-    noise = gumbel(seeds, steps, ids, stream=rows)
+    got = uniform_bits(seeds, steps, ids, stream=stream)
+    noise = gumbel(seeds, steps, ids, stream=stream)
     for r, i in np.ndindex(2, 3):
-        stream, step = streams[3 * r + i], int(steps[r, i].item())  # type: ignore[arg-type]
+        step = int(steps[r, i].item())  # type: ignore[arg-type]
         want = [bits_of((seed, 7)[r], step, token, stream) for token in (0, 5, 2**32 - 1)]
         assert got[r, i].tolist() == want
         alone = draw(gumbel, (seed, 7)[r], step, ids, stream)
@@ -113,7 +112,7 @@ def test_each_position_can_have_a_stream_of_its_own(streams: list[Stream], seed:
 
 def test_stream_0_is_the_noise_without_a_stream() -> None:
     arguments = (words(*SEEDS[:3]), steps_of([0, 1], [5, 6], [9, 10]), mx.arange(300))
-    for stream in (0, Stream.DRAW, mx.zeros((3, 2), mx.int32)):
+    for stream in (0, Stream.DRAW):
         for function in (uniform_bits, gumbel):
             plain = function(*arguments)
             assert mx.array_equal(function(*arguments, stream=stream), plain).item()

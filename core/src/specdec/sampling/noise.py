@@ -58,19 +58,16 @@ def _mix(x: mx.array) -> mx.array:
     return x ^ (x >> 16)
 
 
-def _in_stream(key: mx.array, stream: int | mx.array) -> mx.array:
-    if isinstance(stream, int) and stream == Stream.DRAW:
+def _in_stream(key: mx.array, stream: int) -> mx.array:
+    if stream == Stream.DRAW:
         return key
     golden = mx.array(_GOLDEN, mx.uint32)
-    number = mx.array(stream, mx.uint32) if isinstance(stream, int) else stream
+    number = mx.array(stream, mx.uint32)
     # Two rounds: a plain xor would give one stream's step the noise of another one's.
-    other = _mix(_mix(key ^ (number * golden)) + number)
-    return other if isinstance(stream, int) else mx.where(number == 0, key, other)
+    return _mix(_mix(key ^ (number * golden)) + number)
 
 
-def _bits(
-    low: mx.array, high: mx.array, steps: mx.array, ids: mx.array, stream: int | mx.array
-) -> mx.array:
+def _bits(low: mx.array, high: mx.array, steps: mx.array, ids: mx.array, stream: int) -> mx.array:
     golden = mx.array(_GOLDEN, mx.uint32)
     key = _mix(low + golden)
     key = _mix(key ^ high)
@@ -83,9 +80,7 @@ def _unit(bits: mx.array) -> mx.array:
     return mx.minimum((bits.astype(mx.float32) + 0.5) * (2.0**-32), _BELOW_ONE)
 
 
-def _noise(
-    low: mx.array, high: mx.array, steps: mx.array, ids: mx.array, stream: int | mx.array
-) -> mx.array:
+def _noise(low: mx.array, high: mx.array, steps: mx.array, ids: mx.array, stream: int) -> mx.array:
     # -log1p(-u) keeps full precision where u is small, which is where the winners are.
     return -mx.log(-mx.log1p(-_unit(_bits(low, high, steps, ids, stream))))
 
@@ -101,13 +96,8 @@ def _counters(
     return words[:, 0], words[:, 1], steps.astype(mx.uint32)[:, :, None], ids.astype(mx.uint32)
 
 
-def _number(stream: int | mx.array) -> int | mx.array:
-    """A stream as the compiled functions take it: a constant, or one per row and position."""
-    return stream.astype(mx.uint32)[:, :, None] if isinstance(stream, mx.array) else int(stream)
-
-
 def uniform_bits(
-    seeds: mx.array, steps: mx.array, ids: mx.array, *, stream: int | mx.array = Stream.DRAW
+    seeds: mx.array, steps: mx.array, ids: mx.array, *, stream: int = Stream.DRAW
 ) -> mx.array:
     """The 32 uniform bits of each (row, position, token id).
 
@@ -115,16 +105,16 @@ def uniform_bits(
         seeds: ``[B, 2]`` uint32, from :func:`seed_words`.
         steps: ``[B, W]`` ints, samples drawn before each position.
         ids: ``[N]`` token ids.
-        stream: a :class:`Stream`, or ``[B, W]`` of their numbers.
+        stream: a :class:`Stream`.
 
     Returns:
         ``[B, W, N]`` uint32, the same on every backend.
     """
-    return _compiled_bits(*_counters(seeds, steps, ids), _number(stream))
+    return _compiled_bits(*_counters(seeds, steps, ids), int(stream))
 
 
 def gumbel(
-    seeds: mx.array, steps: mx.array, ids: mx.array, *, stream: int | mx.array = Stream.DRAW
+    seeds: mx.array, steps: mx.array, ids: mx.array, *, stream: int = Stream.DRAW
 ) -> mx.array:
     """Standard Gumbel noise of each (row, position, token id).
 
@@ -132,21 +122,21 @@ def gumbel(
         seeds: ``[B, 2]`` uint32, from :func:`seed_words`.
         steps: ``[B, W]`` ints, samples drawn before each position.
         ids: ``[N]`` token ids.
-        stream: a :class:`Stream`, or ``[B, W]`` of their numbers.
+        stream: a :class:`Stream`.
 
     Returns:
         ``[B, W, N]`` float32, between -2.9 and 22.9.
     """
-    return _compiled_noise(*_counters(seeds, steps, ids), _number(stream))
+    return _compiled_noise(*_counters(seeds, steps, ids), int(stream))
 
 
-def uniform(seeds: mx.array, steps: mx.array, stream: int | mx.array) -> mx.array:
+def uniform(seeds: mx.array, steps: mx.array, stream: int) -> mx.array:
     """One uniform number of each (row, position).
 
     Args:
         seeds: ``[B, 2]`` uint32, from :func:`seed_words`.
         steps: ``[B, W]`` ints, samples drawn before each position.
-        stream: a :class:`Stream`, or ``[B, W]`` of their numbers.
+        stream: a :class:`Stream`.
 
     Returns:
         ``[B, W]`` float32, from 2**-33 to 1 - 2**-24: never 0, never 1.

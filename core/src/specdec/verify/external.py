@@ -154,9 +154,7 @@ def _take(row: Row, ids: Sequence[int]) -> list[int]:
     unread: list[int] = []
     for token in ids:
         try:
-            stop = row.constraint is not None and bool(row.constraint.advance(token))
-            stop |= row.ends is not None and row.ends.advance(token)
-            stop |= row.request.stops is not None and bool(row.request.stops(token))
+            stop = row.ends_with(token)
         except Exception as error:
             row.end("error", error)
             break

@@ -107,10 +107,24 @@ class Row:
         """
         self.constraint, self.ends = _begun(self.request), _ends_of(self.request)
         for token in self.emitted:
-            if self.constraint is not None:
-                self.constraint.advance(token)
-            if self.ends is not None:
-                self.ends.advance(token)
+            self._watched(token)
+
+    def ends_with(self, token: int) -> bool:
+        """Show a content token to all that watches the output, in order; whether it ends the row.
+
+        Raises:
+            ConstraintError: the row's constraint does not allow it; or what the request's own code
+                raises.
+        """
+        # Every rule sees every token, so none is skipped where another ends the row.
+        stop, stops = self._watched(token), self.request.stops
+        stop |= stops is not None and bool(stops(token))
+        return stop
+
+    def _watched(self, token: int) -> bool:
+        stop = self.constraint is not None and bool(self.constraint.advance(token))
+        stop |= self.ends is not None and self.ends.advance(token)
+        return stop
 
     @property
     def pending(self) -> int:

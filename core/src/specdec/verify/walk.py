@@ -51,10 +51,7 @@ def walk_row(
     passed: list[int] = []
 
     def stops(token: int) -> bool:
-        # Every rule sees every token, so none is skipped where another ends the row.
-        stop = row.constraint is not None and bool(row.constraint.advance(token))
-        stop |= row.ends is not None and row.ends.advance(token)
-        stop |= request.stops is not None and bool(request.stops(token))
+        stop = row.ends_with(token)
         passed.append(token)
         return stop
 
