@@ -1,0 +1,54 @@
+"""Every model type of the installed mlx-lm, tiny and with random weights, for the state tests.
+
+``build("qwen3_5")`` constructs a model from its configuration here. The configurations have every
+kind of layer the type knows, windows of a few positions, and real sizes nowhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import mlx_lm.models
+
+from architectures.a_to_gemma import CONFIGS as _A_TO_GEMMA
+from architectures.glm_to_mimo import CONFIGS as _GLM_TO_MIMO
+from architectures.minicpm_to_z import CONFIGS as _MINICPM_TO_Z
+from specdec.testing.target import seeded_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CANNOT_BE_BUILT", "CONFIGS", "build", "model_types"]
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {**_A_TO_GEMMA, **_GLM_TO_MIMO, **_MINICPM_TO_Z}
+
+CANNOT_BE_BUILT: Mapping[str, str] = {
+    "olmo": "its module ends the process where the package ai2-olmo is missing",
+}
+"""Model types that cannot be constructed here, and why."""
+
+
+def model_types() -> list[str]:
+    """Names of the modules of mlx-lm that hold a model, in order."""
+    found = []
+    for module in pkgutil.iter_modules(mlx_lm.models.__path__):
+        if module.name in CANNOT_BE_BUILT:
+            found.append(module.name)
+            continue
+        held = importlib.import_module(f"mlx_lm.models.{module.name}")
+        if hasattr(held, "Model") and hasattr(held, "ModelArgs"):
+            found.append(module.name)
+    return sorted(found)
+
+
+@cache
+def build(name: str, seed: int = 0) -> Any:
+    """A model of this type in float32; every weight is random, so every part of it matters."""
+    held = importlib.import_module(f"mlx_lm.models.{name}")
+    arguments = held.ModelArgs.from_dict({"model_type": name, **CONFIGS[name]})
+    model = seeded_weights(held.Model(arguments), seed)
+    model.eval()
+    return model

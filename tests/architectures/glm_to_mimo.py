@@ -1,0 +1,10 @@
+"""Configurations of the model types glm to mimo_v2_flash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {}
