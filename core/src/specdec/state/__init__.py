@@ -1,12 +1,35 @@
 """Rows of target state: caches whose rows differ in length and roll back one by one.
 
 ``row_state`` gives the state for a list of mlx-lm caches: :class:`RaggedState` where every cache
-type has a row form, else :class:`NativeState`, which decodes without speculation and says why.
+type has a row form, else :class:`NativeState`, which decodes without speculation and says why. A
+third party gives its own cache type a row form with :func:`register_row_form`.
 """
 
-from specdec.state.forms import row_state, types_without_row_form
+from specdec.state.batch import KvQuantization, RowBatch
+from specdec.state.cache_rows import CacheRows
+from specdec.state.composite import ListRows
+from specdec.state.forms import register_row_form, types_without_row_form
 from specdec.state.native import NativeState
-from specdec.state.ragged import RaggedState
+from specdec.state.options import CacheOptions
+from specdec.state.quantized import Format
+from specdec.state.ragged import RaggedState, Together, row_state
+from specdec.state.recurrent import RecurrentRows, Replay
 from specdec.state.rows import RowState
 
-__all__ = ["NativeState", "RaggedState", "RowState", "row_state", "types_without_row_form"]
+__all__ = [
+    "CacheOptions",
+    "CacheRows",
+    "Format",
+    "KvQuantization",
+    "ListRows",
+    "NativeState",
+    "RaggedState",
+    "RecurrentRows",
+    "Replay",
+    "RowBatch",
+    "RowState",
+    "Together",
+    "register_row_form",
+    "row_state",
+    "types_without_row_form",
+]

@@ -1,27 +1,27 @@
-"""Attention K/V of several rows in one buffer: the row form of mlx-lm's ``KVCache``.
+"""Attention K/V of several rows in one buffer: the row form of ``KVCache``.
 
-Given to an mlx-lm model in place of its own cache, so the model's code runs as it is. Appending a
-window writes W positions per row into a buffer that nobody else holds: a held view of it would
-stop MLX from writing in place, so no reference to the buffer is kept between rounds.
+Given to an mlx-lm model in place of its own cache, so the model's code runs as it is. Rows are
+left-aligned: position p stands at place p, and a rollback does not touch the buffer.
+``ConcatenateKVCache``, which mlx-lm uses for layers whose keys others read, has the same form.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from specdec.errors import RollbackError
+from specdec.state.buffers import Buffers, merged, room_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
+
+    import mlx.core as mx
 
     from specdec.state.positions import Mask, RowPositions
 
-__all__ = ["AttentionRows"]
-
-_STEP = 256  # capacity grows in mlx-lm's own unit
+__all__ = ["AttentionRows", "append", "check_window", "merged_buffers"]
 
 
 class AttentionRows:
@@ -29,17 +29,16 @@ class AttentionRows:
 
     Args:
         positions: the lengths that all layers of the target share.
+        kind: the mlx-lm class that a row of it is extracted as.
     """
 
-    __slots__ = ("_appended", "_positions", "keys", "values")
+    __slots__ = ("_appended", "_buffers", "_kind", "_positions")
 
-    cache_type = KVCache
-
-    def __init__(self, positions: RowPositions) -> None:
+    def __init__(self, positions: RowPositions, kind: type[Any] = KVCache) -> None:
         self._positions = positions
+        self._kind = kind
         self._appended = False
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self._buffers = Buffers()
 
     # What an mlx-lm model calls.
 
@@ -54,45 +53,49 @@ class AttentionRows:
         Raises:
             RollbackError: the window is not the one that was begun.
         """
-        positions = self._positions
-        width = keys.shape[2]
-        if width != positions.width or self._appended:
-            raise RollbackError(
-                f"a window of {width} positions was appended, but a round of {positions.width} "
-                "was begun; begin_round() comes before each forward"
-            )
-        limit, reach = positions.limit, positions.reach
-        if self.keys is None or self.values is None or reach > self.keys.shape[2]:
-            self._grow(reach, keys, values)
-        assert self.keys is not None
-        assert self.values is not None
-        start = positions.start
-        if isinstance(start, int):
-            self.keys[..., start:limit, :] = keys
-            self.values[..., start:limit, :] = values
-        else:
-            index = positions.write_index()
-            self.keys = mx.put_along_axis(
-                self.keys, mx.broadcast_to(index, keys.shape), keys, axis=2
-            )
-            self.values = mx.put_along_axis(
-                self.values, mx.broadcast_to(index, values.shape), values, axis=2
-            )
+        check_window(self._positions, keys.shape[2], appended=self._appended)
+        append(self._buffers, self._positions, (keys, values))
         self._appended = True
-        return self.keys[..., :reach, :], self.values[..., :reach, :]
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """All that is held, the open window included."""
+        positions = self._positions
+        keys, values = self._buffers.first(positions.reach if self._appended else positions.limit)
+        return keys, values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Mask:
         """The mask for the window that is about to be appended (mlx-lm's signature)."""
-        dtype = None if self.keys is None else self.keys.dtype
+        dtype = self._buffers.held[0].dtype if self._buffers.held else None
         return self._positions.mask(N, window_size, return_array, dtype)
+
+    # Some models reach into their caches to keep the lazy graph short.
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The buffer of the keys."""
+        return self._buffers.held[0] if self._buffers.held else None
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self._buffers.held[0] = keys
+
+    @property
+    def values(self) -> mx.array | None:
+        """The buffer of the values."""
+        return self._buffers.held[1] if self._buffers.held else None
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self._buffers.held[1] = values
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None]:
         """Keys and values held so far, the open window included."""
-        if self.keys is None or self.values is None:
+        if not self._buffers.held:
             return None, None
-        limit = self._positions.limit
-        return self.keys[..., :limit, :], self.values[..., :limit, :]
+        keys, values = self._buffers.first(self._positions.limit)
+        return keys, values
 
     def size(self) -> int:
         """Positions of the longest row."""
@@ -100,89 +103,109 @@ class AttentionRows:
 
     def empty(self) -> bool:
         """Whether nothing was ever appended."""
-        return self.keys is None
+        return not self._buffers.held
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers."""
-        return sum(a.nbytes for a in self.arrays())
+        return sum(a.nbytes for a in self._buffers.held)
 
-    # Rounds.
+    @property
+    def quantizable(self) -> bool:
+        """Whether mlx-lm would quantize a cache of this kind."""
+        return hasattr(self._kind, "to_quantized")
 
-    def finish_round(self) -> None:
-        """The shared positions have closed the window."""
-        self._appended = False
-
-    def arrays(self) -> list[mx.array]:
-        """The buffers, to be evaluated."""
-        return [a for a in (self.keys, self.values) if a is not None]
-
-    # Membership. Each of these builds new arrays and leaves the layer as it was.
+    # Rounds and rows; see CacheRows.
 
     @classmethod
-    def adopt(cls, cache: KVCache, positions: RowPositions) -> AttentionRows:
-        """One row that takes over an mlx-lm cache's arrays; the cache is emptied by its owner."""
-        rows = cls(positions)
-        rows.keys, rows.values = cache.keys, cache.values
+    def adopt(cls, cache: Any, positions: RowPositions) -> AttentionRows:
+        """One row that takes over an mlx-lm cache's arrays."""
+        rows = cls(positions, type(cache))
+        if cache.keys is not None:
+            rows._buffers = Buffers([cache.keys, cache.values])
         return rows
 
-    @staticmethod
-    def merged(parts: Sequence[AttentionRows]) -> tuple[mx.array | None, mx.array | None]:
-        """Buffers that hold the rows of all parts, in order."""
-        filled = [p for p in parts if p.keys is not None and p.values is not None]
-        if not filled:
-            return None, None
-        if len(parts) == 1:
-            return filled[0].keys, filled[0].values
-        capacity = max(a.shape[2] for p in filled for a in p.arrays())
+    @classmethod
+    def merged(
+        cls, parts: Sequence[tuple[AttentionRows, Sequence[int]]], positions: RowPositions
+    ) -> AttentionRows:
+        """A new layer of the rows that are listed with each part."""
+        layer = cls(positions, parts[0][0]._kind)
+        layer._buffers = merged_buffers(parts)
+        return layer
 
-        def stack(name: str) -> mx.array:
-            like = getattr(filled[0], name)
-            blocks = []
-            for part in parts:
-                array = getattr(part, name)
-                count = len(part._positions.lengths)
-                if array is None:
-                    shape = (count, like.shape[1], capacity, like.shape[3])
-                    blocks.append(mx.zeros(shape, like.dtype))
-                else:
-                    blocks.append(_padded(array, capacity))
-            return mx.concatenate(blocks, axis=0)
+    def key(self, row: int) -> Hashable:
+        """Rows of plain keys and values share a buffer whatever their lengths."""
+        del row
+        return self._kind.__name__
 
-        return stack("keys"), stack("values")
+    @property
+    def split(self) -> bool:
+        """Never: rows of any length share a buffer."""
+        return False
 
-    def taken(self, keep: mx.array) -> tuple[mx.array | None, mx.array | None]:
-        """Buffers of the rows ``keep`` (int32 indices) alone."""
-        if self.keys is None or self.values is None:
-            return None, None
-        return mx.take(self.keys, keep, axis=0), mx.take(self.values, keep, axis=0)
+    def begin(self) -> None:
+        """A window was begun on ``positions``."""
 
-    def extract(self, row: int, length: int) -> KVCache:
-        """One row as an mlx-lm cache that shares nothing with this buffer (evaluate it)."""
-        cache = KVCache()
-        if length and self.keys is not None and self.values is not None:
-            cache.keys = mx.contiguous(self.keys[row : row + 1, :, :length])
-            cache.values = mx.contiguous(self.values[row : row + 1, :, :length])
+    def finish(self, kept: Sequence[int] | None) -> None:
+        """Whatever is kept, only the lengths tell."""
+        del kept
+        self._appended = False
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Only the lengths tell."""
+
+    def extract(self, row: int, *, share: bool = False) -> Any:
+        """One row as an mlx-lm cache of the kind it came from."""
+        cache, length = self._kind(), self._positions.lengths[row]
+        if length and self._buffers.held:
+            held = self._buffers
+            if share and self._kind is KVCache:
+                cache.keys, cache.values = held.held
+            else:
+                cache.keys, cache.values = held.row(row, length)
             cache.offset = length
         return cache
 
-    def _grow(self, reach: int, keys: mx.array, values: mx.array) -> None:
-        # An eighth of headroom keeps the copies amortised at any context length.
-        wanted = reach if self.keys is None else reach * 9 // 8
-        capacity = -(-wanted // _STEP) * _STEP
-        grown = []
-        for held, new in ((self.keys, keys), (self.values, values)):
-            if held is None:
-                grown.append(mx.zeros((*new.shape[:2], capacity, new.shape[3]), new.dtype))
-            else:
-                grown.append(_padded(held, capacity))
-        self.keys, self.values = grown
+    def arrays(self) -> list[mx.array]:
+        """The buffers, to be evaluated."""
+        return list(self._buffers.held)
+
+    def bytes_at(self, positions: int) -> int:
+        """Bytes of a row's share of the buffers."""
+        return self._buffers.position_bytes * room_for(positions)
 
 
-def _padded(array: mx.array, capacity: int) -> mx.array:
-    """``array`` with zeros up to ``capacity`` positions on its third axis."""
-    missing = capacity - array.shape[2]
-    if missing <= 0:
-        return array
-    zeros = mx.zeros((*array.shape[:2], missing, array.shape[3]), array.dtype)
-    return mx.concatenate([array, zeros], axis=2)
+def check_window(positions: RowPositions, width: int, *, appended: bool) -> None:
+    """Check that a window that is appended is the one that was begun.
+
+    Raises:
+        RollbackError: it is not.
+    """
+    if width != positions.width or appended:
+        raise RollbackError(
+            f"a window of {width} positions was appended, but a round of {positions.width} "
+            "was begun; begin_round() comes before each forward"
+        )
+
+
+def append(buffers: Buffers, positions: RowPositions, new: Sequence[mx.array]) -> None:
+    """Put the open window behind each row."""
+    buffers.reserve(positions.reach, new)
+    start = positions.start
+    if isinstance(start, int):
+        buffers.write(start, new)
+    else:
+        buffers.scatter(positions.write_index(), new)
+
+
+def merged_buffers(parts: Sequence[tuple[Any, Sequence[int]]]) -> Buffers:
+    """Buffers of the rows that are listed with each part; a whole part alone shares its own."""
+    taken = []
+    for part, rows in parts:
+        held: Buffers = part._buffers
+        whole = list(rows) == list(range(len(part._positions.lengths)))
+        taken.append((held if whole or not held.held else held.taken(rows), len(rows)))
+    if len(taken) == 1:
+        return Buffers(taken[0][0].held)
+    return merged(taken)

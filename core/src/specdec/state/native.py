@@ -40,12 +40,18 @@ class NativeState:
         self._lengths = [_length(caches)]
         self._width = 0
         self._undo: list[list[Callable[[], None]]] = []
+        self._last: list[list[Callable[[], None]]] = []  # of the window before
         self.can_roll_back = all(_can_undo(c) for c in caches)
 
     @property
-    def row_caches(self) -> Sequence[list[Any]]:
+    def row_caches(self) -> Sequence[tuple[list[Any], Sequence[int]]]:
         """One list of caches per row."""
-        return self._rows
+        return [(caches, [row]) for row, caches in enumerate(self._rows)]
+
+    @property
+    def records(self) -> bool:
+        """Never: no part of a window is dropped alone."""
+        return False
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -71,11 +77,21 @@ class NativeState:
         leaves = cast("dict[str, Any]", tree_flatten(states, destination={}))
         return [leaf for leaf in leaves.values() if isinstance(leaf, mx.array)]
 
+    def bytes_at(self, positions: int) -> int:
+        """Bytes of one row, as its caches are now."""
+        del positions
+        return sum(array.nbytes for array in self.arrays()) // max(1, self.row_count)
+
+    def room(self, row: int) -> int | None:
+        """No limit but that of every window of these rows."""
+        del row
+        return None
+
     def window_width(self, needed: int, most: int) -> int:
         """The width to give a window that needs ``needed`` of at most ``most`` positions."""
         return min(needed, most)
 
-    def begin_round(self, width: int) -> None:
+    def begin_round(self, width: int, *, reading: bool = False) -> None:
         """Open a window on every row.
 
         Raises:
@@ -83,7 +99,8 @@ class NativeState:
         """
         if self._width:
             raise RoundOpenError("begin_round")
-        self._width = width
+        del reading
+        self._width, self._last = width, []
         # Only a window of one position is ever begun early, so only that needs a snapshot.
         if width == 1 and self.can_roll_back:
             self._undo = [[undo for c in row for undo in _undo(c)] for row in self._rows]
@@ -117,7 +134,25 @@ class NativeState:
             else:
                 for undo in self._undo[row]:
                     undo()
-        self._width, self._undo = 0, []
+        self._width, self._undo, self._last = 0, [], self._undo
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Let rows be what they were before their last position, where ``counts`` is 1.
+
+        Raises:
+            RoundOpenError: a round is open.
+            RollbackError: it is not known how.
+        """
+        if self._width:
+            raise RoundOpenError("take_back")
+        if any(counts) and not self._last:
+            raise RollbackError(f"these caches cannot take a position back; {self.reason}")
+        for row, count in enumerate(counts):
+            if count:
+                self._lengths[row] -= 1
+                for undo in self._last[row]:
+                    undo()
+        self._last = []
 
     def prepare_append(self, rows: Sequence[NativeState]) -> PendingChange:
         """This state's rows followed by those of ``rows``; a swap of lists.
@@ -166,6 +201,8 @@ class NativeState:
             raise RollbackError("a row of native caches can only be given back to its own caches")
 
     def _swap(self, rows: list[list[Any]], lengths: list[int]) -> None:
+        last = {id(row): undo for row, undo in zip(self._rows, self._last, strict=False)}
+        self._last = [last.get(id(row), []) for row in rows] if last else []
         self._rows, self._lengths = rows, lengths
 
 

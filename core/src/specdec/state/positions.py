@@ -9,7 +9,7 @@ once per window for all layers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import mlx.core as mx
 
@@ -17,11 +17,18 @@ from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError
 from specdec.state.kernels import key_reach, plans_by_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-__all__ = ["Mask", "RowPositions"]
+__all__ = ["Mask", "RowPositions", "typed"]
 
 Mask = mx.array | Literal["causal"] | None
+
+_T = TypeVar("_T")
+
+
+def typed(mask: mx.array, dtype: mx.Dtype | None) -> mx.array:
+    """A mask of booleans, or of 0 and ``-inf`` in ``dtype``."""
+    return mask if dtype is None else mx.where(mask, 0.0, -mx.inf).astype(dtype)
 
 
 class RowPositions:
@@ -29,6 +36,7 @@ class RowPositions:
 
     Attributes:
         width: positions of the open window; 0 between rounds.
+        reading: whether the open window is a prompt's chunk, which is kept whole.
         uniform: whether all rows have the same length.
         limit: one past the last position that the open window writes, over all rows.
         reach: key positions that the window reads: ``limit``, or a little more (kernels.py).
@@ -40,18 +48,20 @@ class RowPositions:
         "_index",
         "_lengths",
         "_longest",
-        "_masks",
-        "_plans",
+        "_made",
         "_start",
         "limit",
+        "plans",
         "reach",
+        "reading",
         "uniform",
         "width",
     )
 
     def __init__(self, lengths: Sequence[int] = ()) -> None:
         self.width = 0
-        self._plans = plans_by_shape()
+        self.reading = False
+        self.plans = plans_by_shape()
         self._set(list(lengths))
 
     def _set(self, lengths: list[int]) -> None:
@@ -65,16 +75,17 @@ class RowPositions:
         self._start: int | mx.array | None = None
         self._end: int | mx.array | None = None
         self._index: mx.array | None = None
-        self._masks: dict[tuple[int, int | None, mx.Dtype | None], mx.array] = {}
+        self._made: dict[Hashable, Any] = {}
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Committed positions per row, B ints."""
         return tuple(self._lengths)
 
-    def _reach(self, width: int) -> int:
+    def reach_of(self, width: int) -> int:
+        """Key positions that a window of this width reads."""
         limit = self._longest + width
-        return key_reach(limit, width) if self._plans else limit
+        return key_reach(limit, width) if self.plans else limit
 
     def window_width(self, needed: int, most: int) -> int:
         """The width to give a window that needs ``needed`` positions.
@@ -83,7 +94,7 @@ class RowPositions:
             needed: 1 + the longest draft of this round.
             most: 1 + the longest draft of any round; ``needed`` or more.
         """
-        return most if self._plans and needed > 1 else needed
+        return most if self.plans and needed > 1 else needed
 
     @property
     def start(self) -> int | mx.array:
@@ -99,8 +110,24 @@ class RowPositions:
             self._end = self.start + self.width
         return self._end
 
-    def begin(self, width: int) -> None:
+    def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What ``make`` gives, made once while the rows stand where they do.
+
+        Args:
+            key: names it, the width of the window included where it depends on it.
+            make: makes it.
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        made: _T = self._made[key]
+        return made
+
+    def begin(self, width: int, *, reading: bool = False) -> None:
         """Open a window of ``width`` positions.
+
+        Args:
+            width: W.
+            reading: whether it will be kept whole.
 
         Raises:
             RoundOpenError: one is open.
@@ -110,9 +137,32 @@ class RowPositions:
             raise RoundOpenError("begin_round")
         if width < 1:
             raise RollbackError(f"a round of {width} positions was begun; give 1 or more")
-        self.width = width
-        self.limit, self.reach = self._longest + width, self._reach(width)
+        self.width, self.reading = width, reading
+        self.limit, self.reach = self._longest + width, self.reach_of(width)
         self._end = self._index = None  # they depend on the width
+
+    def check(self, kept: Sequence[int] | None) -> None:
+        """Check what is to be kept of the open window; ``None`` for all of it.
+
+        Raises:
+            NoOpenRoundError: no window is open.
+            RollbackError: not one count of ``0 .. width`` per row, or less than all of a chunk.
+        """
+        width, rows = self.width, len(self._lengths)
+        if not width:
+            raise NoOpenRoundError("rollback")
+        if kept is None:
+            return
+        if len(kept) != rows or any(not 0 <= k <= width for k in kept):
+            raise RollbackError(
+                f"a round of {width} positions over {rows} rows cannot keep "
+                f"{list(kept)}; give one count of 0 to {width} per row"
+            )
+        if self.reading and any(k != width for k in kept):
+            raise RollbackError(
+                f"a prompt's chunk of {width} positions cannot keep {list(kept)}; "
+                "begin a round for what may be rolled back"
+            )
 
     def finish(self, kept: Sequence[int] | None) -> None:
         """Close the window; row b keeps its first ``kept[b]`` positions, or all of them.
@@ -121,19 +171,11 @@ class RowPositions:
             NoOpenRoundError: no window is open.
             RollbackError: a count outside ``0 .. width``; nothing changed.
         """
+        self.check(kept)
         width = self.width
-        if not width:
-            raise NoOpenRoundError("rollback")
         if kept is None:
             lengths = [length + width for length in self._lengths]
-        elif len(kept) == 1 == len(self._lengths) and 0 <= kept[0] <= width:
-            lengths = [self._lengths[0] + kept[0]]
         else:
-            if len(kept) != len(self._lengths) or any(not 0 <= k <= width for k in kept):
-                raise RollbackError(
-                    f"a round of {width} positions over {len(self._lengths)} rows cannot keep "
-                    f"{list(kept)}; give one count of 0 to {width} per row"
-                )
             lengths = [length + k for length, k in zip(self._lengths, kept, strict=True)]
         self.width = 0
         self._set(lengths)
@@ -168,23 +210,23 @@ class RowPositions:
         if self.uniform and window_size is None:
             if width == 1:
                 return None
-            if not as_array and self._reach(width) == self._longest + width:
+            if not as_array and self.reach_of(width) == self._longest + width:
                 return "causal"
-        kind = dtype if self._plans and not as_array and width > 1 else None
+        kind = dtype if self.plans and not as_array and width > 1 else None
         key = (width, window_size, kind)
-        if key not in self._masks:
-            mask = self._make_mask(width, window_size)
-            self._masks[key] = mask if kind is None else mx.where(mask, 0.0, -mx.inf).astype(kind)
-        return self._masks[key]
+        return self.once(key, lambda: typed(self._make_mask(width, window_size), kind))
+
+    def queries(self, width: int) -> mx.array:
+        """Positions of a window, as ``[W, 1]`` (equal rows) or ``[B, 1, W, 1]``."""
+        start = self.start
+        steps = mx.arange(width, dtype=mx.int32)
+        if isinstance(start, int):
+            return (steps + start)[:, None]
+        return (start[:, None] + steps)[:, None, :, None]
 
     def _make_mask(self, width: int, window_size: int | None) -> mx.array:
-        start = self.start
-        keys = mx.arange(self._reach(width), dtype=mx.int32)
-        queries = mx.arange(width, dtype=mx.int32)
-        if isinstance(start, int):
-            rows = (queries + start)[:, None]
-        else:
-            rows = (start[:, None] + queries)[:, None, :, None]
+        keys = mx.arange(self.reach_of(width), dtype=mx.int32)
+        rows = self.queries(width)
         mask = keys <= rows
         if window_size is not None:
             mask = mask & (keys > rows - window_size)

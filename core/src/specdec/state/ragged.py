@@ -1,82 +1,148 @@
-"""The state of B rows over all layers, where every cache type has a row form."""
+"""The state of B rows of different length, rolled back one by one.
+
+Usually all rows are one batch: they share buffers and go through the model in one call. Rows that
+cannot (see :class:`Together` and the keys of :class:`~specdec.state.RowBatch`) are in batches of
+their own, and move when that changes. Whoever uses the state sees rows alone.
+"""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from specdec.contract import Swap, check_keep
-from specdec.errors import RoundOpenError, RowIndexError
-from specdec.state.attention import AttentionRows
-from specdec.state.positions import RowPositions
+from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError, RowIndexError
+from specdec.state.batch import RowBatch
+from specdec.state.forms import types_without_row_form
+from specdec.state.native import NativeState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from specdec.contract import PendingChange
+    from specdec.state.batch import KvQuantization
+    from specdec.state.rows import RowState
 
-__all__ = ["RaggedState"]
+__all__ = ["RaggedState", "Together", "row_state"]
+
+_Place = tuple[RowBatch, int]
+"""A row: the batch it is in, and its number there."""
+
+
+class Together(Enum):
+    """Which rows a model's code can take in one call."""
+
+    ANY = "rows of any length"
+    EQUAL = "rows of equal length"
+    ALONE = "one row"
 
 
 class RaggedState:
-    """Rows of different length, rolled back one by one.
+    """Rows of one target.
 
-    ``caches`` goes to the model in place of mlx-lm's own list. Verbs come in this order:
-    ``begin_round(width)``, one forward of that width, ``commit_round()`` or ``rollback(kept)``.
+    Verbs come in this order: ``begin_round(width)``, one forward of that width over the caches of
+    every batch, ``commit_round()`` or ``rollback(kept)``.
 
     Args:
         caches: one row's mlx-lm caches, all of a type that has a row form. Their arrays are
             taken over without a copy; do not use them until ``write_back``.
+        together: which rows the model can take in one call.
+        quantization: when the row's attention K/V is quantized, if it is to be.
     """
 
     can_roll_back = True
     reason: str | None = None
 
-    def __init__(self, caches: Sequence[Any]) -> None:
-        self._positions = RowPositions([max((c.offset for c in caches), default=0)])
-        self.caches: list[Any] = [AttentionRows.adopt(c, self._positions) for c in caches]
+    def __init__(
+        self,
+        caches: Sequence[Any],
+        *,
+        together: Together = Together.ANY,
+        quantization: KvQuantization | None = None,
+    ) -> None:
+        self._together = together
+        self._width = 0
+        batch = RowBatch(caches, quantization)
+        batch.quantize_if_due()
+        self._places: list[_Place] = [(batch, 0)]
+        self._batches: list[tuple[RowBatch, list[int]]] = [(batch, [0])]
 
     @property
-    def row_caches(self) -> Sequence[list[Any]]:
-        """One list of caches for all rows together."""
-        return (self.caches,)
+    def batches(self) -> Sequence[tuple[RowBatch, Sequence[int]]]:
+        """What goes through the model in one call, each with the numbers of its rows."""
+        return self._batches
+
+    @property
+    def row_caches(self) -> Sequence[tuple[list[Any], Sequence[int]]]:
+        """Caches to run the model with, each list with the numbers of its rows."""
+        return [(batch.caches, rows) for batch, rows in self._batches]
+
+    @property
+    def records(self) -> bool:
+        """Whether a forward of the open window is to be recorded (``targets/recurrence.py``)."""
+        return any(batch.recurrent for batch, _ in self._batches)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Committed positions per row."""
-        return self._positions.lengths
+        if len(self._batches) == 1:
+            return self._batches[0][0].positions.lengths
+        return tuple(batch.positions.lengths[row] for batch, row in self._places)
 
     @property
     def open_width(self) -> int:
         """Positions of the open window; 0 between rounds."""
-        return self._positions.width
+        return self._width
 
     @property
     def row_count(self) -> int:
         """Rows, B."""
-        return len(self._positions.lengths)
+        return len(self._places)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(layer.nbytes for layer in self.caches)
+        return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
         """Every buffer, to be evaluated after a prefill chunk."""
-        return [array for layer in self.caches for array in layer.arrays()]
+        return [array for batch, _ in self._batches for array in batch.arrays()]
+
+    def bytes_at(self, positions: int) -> int:
+        """Bytes of one row at so many positions at most; known once something was appended."""
+        return sum(layer.bytes_at(positions) for layer in self._batches[0][0].caches)
 
     def window_width(self, needed: int, most: int) -> int:
         """The width to give a window that needs ``needed`` of at most ``most`` positions."""
-        return self._positions.window_width(needed, most)
+        return max((b.positions.window_width(needed, most) for b, _ in self._batches), default=1)
 
-    def begin_round(self, width: int) -> None:
+    def room(self, row: int) -> int | None:
+        """Positions that a window on this row can keep at most, if there is a limit."""
+        batch, own = self._places[row]
+        return batch.room(own)
+
+    # Rounds.
+
+    def begin_round(self, width: int, *, reading: bool = False) -> None:
         """Open a window of ``width`` positions on every row. O(1).
+
+        Args:
+            width: W.
+            reading: whether it is a prompt's chunk, which is kept whole.
 
         Raises:
             RoundOpenError: a round is open.
+            RollbackError: no positions at all.
         """
-        self._positions.begin(width)
+        if self._width:
+            raise RoundOpenError("begin_round")
+        if width < 1:
+            raise RollbackError(f"a round of {width} positions was begun; give 1 or more")
+        for batch, _ in self._batches:
+            batch.begin(width, reading=reading)
+        self._width = width
 
     def commit_round(self) -> None:
         """Keep the whole window in every row.
@@ -84,21 +150,49 @@ class RaggedState:
         Raises:
             NoOpenRoundError: no round is open.
         """
-        self._finish(None)
+        if not self._width:
+            raise NoOpenRoundError("commit_round")
+        for batch, _ in self._batches:
+            batch.finish(None)
+        self._width = 0
+        self._regroup()
 
     def rollback(self, kept: Sequence[int]) -> None:
         """Keep the first ``kept[b]`` positions of the window in row b. O(1) in the context.
 
         Raises:
             NoOpenRoundError: no round is open.
-            RollbackError: a count outside ``0 .. width``; nothing changed.
+            RollbackError: a count outside ``0 .. width``, or a row that cannot keep exactly that.
         """
-        self._finish(kept)
+        if not self._width:
+            raise NoOpenRoundError("rollback")
+        if len(kept) != self.row_count:
+            raise RollbackError(
+                f"{self.row_count} rows cannot keep {list(kept)}; give one count per row"
+            )
+        shares = [[kept[row] for row in rows] for _, rows in self._batches]
+        for (batch, _), share in zip(self._batches, shares, strict=True):
+            batch.positions.check(share)
+        for (batch, _), share in zip(self._batches, shares, strict=True):
+            batch.finish(share)
+        self._width = 0
+        self._regroup()
 
-    def _finish(self, kept: Sequence[int] | None) -> None:
-        self._positions.finish(kept)
-        for layer in self.caches:
-            layer.finish_round()
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Let rows be what they were before their last position, where ``counts`` is 1.
+
+        The last window must have been of one position, and nothing may have been begun since.
+
+        Raises:
+            RoundOpenError: a round is open.
+            RollbackError: a row cannot.
+        """
+        self._between_rounds("take_back")
+        for batch, rows in self._batches:
+            batch.take_back([counts[row] for row in rows])
+        self._regroup()
+
+    # Membership.
 
     def prepare_append(self, rows: Sequence[RaggedState]) -> PendingChange:
         """Build this state's rows followed by those of ``rows``; the live rows stay as they are.
@@ -109,13 +203,10 @@ class RaggedState:
         Raises:
             RoundOpenError: a round is open here or in one of ``rows``.
         """
-        parts = [part for part in (self, *rows) if part.row_count] or [self]
-        if any(part._positions.width for part in (self, *rows)):
-            raise RoundOpenError("prepare_append")
-        lengths = [length for part in parts for length in part.lengths]
-        columns = list(zip(*(part.caches for part in parts), strict=True))
-        buffers = [AttentionRows.merged(column) for column in columns]
-        return Swap(lambda: self._swap(lengths, buffers))
+        for state in (self, *rows):
+            state._between_rounds("prepare_append")
+        built = _grouped([place for s in (self, *rows) for place in s._places], self._together)
+        return Swap(lambda: self._set(built))
 
     def filter_rows(self, keep: Sequence[int]) -> None:
         """Keep and reorder rows: ``keep`` lists old indices.
@@ -124,17 +215,10 @@ class RaggedState:
             RowIndexError: an index twice, negative or out of range; nothing changed.
             RoundOpenError: a round is open.
         """
-        count = self._between_rounds("filter_rows")
-        check_keep(keep, count)
-        if list(keep) == list(range(count)):
-            return
-        lengths = [self.lengths[k] for k in keep]
-        if keep:
-            index = mx.array(list(keep), mx.int32)
-            buffers = [layer.taken(index) for layer in self.caches]
-        else:
-            buffers = [(None, None) for _ in self.caches]
-        self._swap(lengths, buffers)
+        self._between_rounds("filter_rows")
+        check_keep(keep, self.row_count)
+        if list(keep) != list(range(self.row_count)):
+            self._set(_grouped([self._places[k] for k in keep], self._together))
 
     def extract_row(self, row: int) -> list[Any]:
         """One row as mlx-lm caches that share nothing with this state.
@@ -143,40 +227,127 @@ class RaggedState:
             RowIndexError: no such row.
             RoundOpenError: a round is open.
         """
-        count = self._between_rounds("extract_row")
-        if not 0 <= row < count:
-            raise RowIndexError("extract_row", row, count)
-        caches = [layer.extract(row, self.lengths[row]) for layer in self.caches]
-        mx.eval([a for c in caches for a in (c.keys, c.values) if a is not None])
+        self._between_rounds("extract_row")
+        if not 0 <= row < self.row_count:
+            raise RowIndexError("extract_row", row, self.row_count)
+        batch, own = self._places[row]
+        caches = batch.extract(own)
+        mx.eval([cache.state for cache in caches])
         return caches
 
     def write_back(self, row: int, caches: Sequence[Any]) -> None:
         """Put one row into mlx-lm caches that the caller owns.
 
-        The only row of a state hands its buffers over without a copy and is spent afterwards.
+        The only row of a state hands its buffers over without a copy and is spent afterwards. A
+        cache that has become one of another type, such as a quantized one, is replaced in the
+        caller's list, as mlx-lm does.
 
         Raises:
             RowIndexError: no such row.
             RoundOpenError: a round is open.
+            RollbackError: a cache of another type, and no list to replace it in.
         """
-        if self.row_count == 1 and row == 0 and not self._positions.width:
-            length = self.lengths[0]
-            for cache, layer in zip(caches, self.caches, strict=True):
-                cache.keys, cache.values, cache.offset = layer.keys, layer.values, length
+        self._between_rounds("write_back")
+        if not 0 <= row < self.row_count:
+            raise RowIndexError("write_back", row, self.row_count)
+        batch, own = self._places[row]
+        alone = self.row_count == 1
+        _put(batch.extract(own, share=True) if alone else self.extract_row(row), caches)
+
+    # How rows are spread over batches.
+
+    def _regroup(self) -> None:
+        """Spread the rows anew where their keys have come to differ, or to agree."""
+        if len(self._places) > 1 and (len(self._batches) > 1 or self._split()):
+            self._set(_grouped(self._places, self._together))
+        if not any(batch.is_due for batch, _ in self._batches):
             return
-        for cache, copy in zip(caches, self.extract_row(row), strict=True):
-            cache.keys, cache.values, cache.offset = copy.keys, copy.values, copy.offset
+        for batch, _ in self._batches:
+            batch.quantize_if_due()
+        if len(self._batches) > 1:
+            self._set(_grouped(self._places, self._together))
 
-    def _swap(
-        self,
-        lengths: Sequence[int],
-        buffers: Sequence[tuple[mx.array | None, mx.array | None]],
-    ) -> None:
-        self._positions.replace(lengths)
-        for layer, (keys, values) in zip(self.caches, buffers, strict=True):
-            layer.keys, layer.values = keys, values
+    def _split(self) -> bool:
+        batch = self._batches[0][0]
+        if self._together is Together.EQUAL and not batch.positions.uniform:
+            return True
+        return batch.split
 
-    def _between_rounds(self, verb: str) -> int:
-        if self._positions.width:
+    def _set(self, batches: list[tuple[RowBatch, list[int]]]) -> None:
+        places: dict[int, _Place] = {}
+        for batch, rows in batches:
+            places |= {row: (batch, own) for own, row in enumerate(rows)}
+        self._batches = batches
+        self._places = [places[row] for row in range(len(places))]
+
+    def _between_rounds(self, verb: str) -> None:
+        if self._width:
             raise RoundOpenError(verb)
-        return self.row_count
+
+
+def row_state(
+    caches: Sequence[Any],
+    *,
+    together: Together = Together.ANY,
+    quantization: KvQuantization | None = None,
+) -> RowState:
+    """The state of one row that lives in ``caches``.
+
+    Args:
+        caches: one row's mlx-lm caches, one per layer.
+        together: which rows the model can take in one call.
+        quantization: when the row's attention K/V is quantized, if it is to be.
+
+    Returns:
+        Ragged rows if every type has a row form, else native ones that carry the reason.
+    """
+    missing = types_without_row_form(caches)
+    if missing:
+        return NativeState(caches, f"no row form for cache type {', '.join(missing)}")
+    return RaggedState(caches, together=together, quantization=quantization)
+
+
+def _key(batch: RowBatch, row: int, together: Together) -> Hashable:
+    if together is Together.ANY:
+        return batch.key(row)
+    if together is Together.EQUAL:
+        return batch.positions.lengths[row], batch.key(row)
+    return id(batch), row
+
+
+def _grouped(places: Sequence[_Place], together: Together) -> list[tuple[RowBatch, list[int]]]:
+    """Batches of the rows at these places, in this order; those that stay whole are the same."""
+    groups: dict[Hashable, list[int]] = {}
+    for row, (batch, own) in enumerate(places):
+        groups.setdefault(_key(batch, own, together), []).append(row)
+    built = []
+    for rows in groups.values():
+        parts = list(_runs([places[row] for row in rows]))
+        batch, own_rows = parts[0]
+        if len(parts) > 1 or own_rows != list(range(batch.row_count)):
+            batch = RowBatch.of(parts)
+        built.append((batch, rows))
+    return built
+
+
+def _runs(places: Sequence[_Place]) -> Iterator[tuple[RowBatch, list[int]]]:
+    """Rows that follow each other in one batch, together."""
+    run: list[int] = []
+    for place, (batch, own) in enumerate(places):
+        run.append(own)
+        if place + 1 == len(places) or places[place + 1][0] is not batch:
+            yield batch, run
+            run = []
+
+
+def _put(given: Sequence[Any], caches: Sequence[Any]) -> None:
+    for place, (cache, new) in enumerate(zip(caches, given, strict=True)):
+        if type(cache) is type(new):
+            vars(cache).update(vars(new))
+        elif isinstance(caches, list):
+            caches[place] = new
+        else:
+            raise RollbackError(
+                f"the prompt_cache's {type(cache).__name__} has become a {type(new).__name__}; "
+                "give a list of caches"
+            )

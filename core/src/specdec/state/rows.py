@@ -15,7 +15,7 @@ __all__ = ["RowState"]
 
 
 class RowState(Protocol):
-    """Caches of B rows of one target; see :class:`~specdec.state.RaggedState`."""
+    """Caches of B rows of one target; see ``RaggedState``."""
 
     @property
     def can_roll_back(self) -> bool:
@@ -26,8 +26,12 @@ class RowState(Protocol):
         """Why windows of more than one position are refused, if they are."""
 
     @property
-    def row_caches(self) -> Sequence[list[Any]]:
-        """Cache lists to run the model with: one for all rows together, or one per row."""
+    def row_caches(self) -> Sequence[tuple[list[Any], Sequence[int]]]:
+        """Caches to run the model with, each list with the numbers of the rows that it holds."""
+
+    @property
+    def records(self) -> bool:
+        """Whether a forward of the open window is to be recorded, for part of it to be dropped."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -50,14 +54,26 @@ class RowState(Protocol):
         More than needed is right padding: never sampled, never kept.
         """
 
-    def begin_round(self, width: int) -> None:
-        """Open a window of ``width`` positions on every row."""
+    def bytes_at(self, positions: int, /) -> int:
+        """Bytes of one row at so many positions at most, once something was appended."""
+
+    def room(self, row: int, /) -> int | None:
+        """Positions that a window on this row can keep at most, if there is a limit."""
+
+    def begin_round(self, width: int, *, reading: bool = False) -> None:
+        """Open a window of ``width`` positions on every row; a prompt's chunk is kept whole."""
 
     def commit_round(self) -> None:
         """Keep the whole window in every row."""
 
     def rollback(self, kept: Sequence[int]) -> None:
         """Keep the first ``kept[b]`` positions of the window in row b; raises if it cannot."""
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Let rows be what they were before their last position, where ``counts`` is 1.
+
+        The last window was of one position, and none was begun since; raises if it cannot.
+        """
 
     def prepare_append(self, rows: Sequence[Self]) -> PendingChange:
         """Build this state's rows followed by those of ``rows``."""

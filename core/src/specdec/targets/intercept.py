@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-__all__ = ["Backbone", "find_backbone"]
+__all__ = ["Backbone", "Delegate", "find_backbone"]
 
 
-class _Delegate:
+class Delegate:
     """Stands in a module's place; what it does not define is the module's."""
 
     def __init__(self, module: Any) -> None:
@@ -35,7 +35,7 @@ class _Delegate:
         return key in self._module
 
 
-class _Recorder(_Delegate):
+class _Recorder(Delegate):
     output: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +44,7 @@ class _Recorder(_Delegate):
         return output
 
 
-class _Constant(_Delegate):
+class _Constant(Delegate):
     def __init__(self, module: Any, value: mx.array) -> None:
         super().__init__(module)
         self._value = value
@@ -61,7 +61,7 @@ class _FirstInput(BaseException):
         self.hidden = hidden
 
 
-class _Stop(_Delegate):
+class _Stop(Delegate):
     def __call__(self, hidden: mx.array, *_args: Any, **_kwargs: Any) -> Any:
         raise _FirstInput(hidden)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby
@@ -15,20 +16,31 @@ from mlx_lm.models.cache import make_prompt_cache
 from specdec.checkpoints import weights_identity
 from specdec.contract import ContextKind
 from specdec.errors import OptionError, TargetLacksError, UnsupportedModelError
-from specdec.state import NativeState, RaggedState, row_state, types_without_row_form
+from specdec.state import (
+    CacheOptions,
+    Format,
+    KvQuantization,
+    NativeState,
+    RaggedState,
+    row_state,
+    types_without_row_form,
+)
 from specdec.targets.adapters import adapter_layers
+from specdec.targets.fit import fit_of
 from specdec.targets.intercept import Backbone, find_backbone
+from specdec.targets.recurrence import Recurrence
 from specdec.targets.sizes import RowSizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from specdec.contract import AssistantRows, ResidualBasis
-    from specdec.state import RowState
+    from specdec.state import RowState, Together
 
 __all__ = ["MlxLmTarget"]
 
-_MANY = 11  # rows of a probe; a number of heads that no model has
+_AS_THE_MODEL = CacheOptions()
+_PROBED = 5  # positions before the window that recurrent layers are looked for in
 
 
 @frozen(eq=False)
@@ -92,8 +104,9 @@ class MlxLmTarget:
             )
         self.vocab_size: int = logits.shape[2]
         self._port = self._probe_port(probe)
-        self._apart = self._why_rows_stay_apart()
-        self._cache_scheme = _scheme(make_prompt_cache(model))
+        self._types_missing = types_without_row_form(make_prompt_cache(model))
+        self._fit = fit_of(model, self.vocab_size)
+        self._recurrence = self._find_recurrence()
         self._reason = self.new_state().reason
         self._sizes = RowSizes()
 
@@ -144,19 +157,36 @@ class MlxLmTarget:
         count = self._port.layer_count if self._port is not None else -1
         return all(0 <= layer <= count for layer in layers) and len(set(layers)) == len(layers)
 
-    def new_state(self) -> RowState:
-        """The state of one cold row."""
-        return self._state(make_prompt_cache(self.model))
+    @property
+    def together(self) -> Together:
+        """Which rows the model's code takes in one call."""
+        return self._fit.together
 
-    def row_bytes(self, tokens: int) -> int:
+    @property
+    def recurrence(self) -> Recurrence:
+        """The modules that update recurrent state."""
+        return self._recurrence
+
+    def new_state(self, options: CacheOptions = _AS_THE_MODEL) -> RowState:
+        """The state of one cold row.
+
+        Raises:
+            OptionError: the model's keys cannot be quantized so.
+        """
+        return self._state(make_prompt_cache(self.model, options.max_kv_size), options)
+
+    def row_bytes(self, tokens: int, options: CacheOptions = _AS_THE_MODEL) -> int:
         """Bytes that the caches of one row take at most at so many positions."""
-        return self._sizes.at(self, tokens)
+        return self._sizes.at(self, tokens, options)
 
-    def state_identity(self) -> str:
+    def state_identity(self, options: CacheOptions = _AS_THE_MODEL) -> str:
         """Weights and adapters as they are now, the caches that hold a row, and what computes."""
-        return f"{weights_identity(self.model)}; {self._cache_scheme}; {_backend()}"
+        scheme = _scheme(make_prompt_cache(self.model, options.max_kv_size))
+        if options.kv_bits is not None:
+            scheme += f", {options}"
+        return f"{weights_identity(self.model)}; {scheme}; {_backend()}"
 
-    def state_of(self, caches: Sequence[Any]) -> RowState:
+    def state_of(self, caches: Sequence[Any], options: CacheOptions = _AS_THE_MODEL) -> RowState:
         """The state of one row that continues the caller's mlx-lm caches.
 
         Raises:
@@ -175,7 +205,7 @@ class MlxLmTarget:
                 f"prompt_cache stands at different positions ({sorted(offsets)}) in different "
                 "layers; trim it with mlx_lm.models.cache.trim_prompt_cache or start a new one"
             )
-        return self._state(caches)
+        return self._state(caches, options)
 
     def forward(
         self,
@@ -195,17 +225,21 @@ class MlxLmTarget:
         Raises:
             TargetLacksError: hidden states were asked of a model without the usual layers.
         """
-        caches = state.row_caches
-        if len(caches) == 1:
-            return self._run(tokens, caches[0], context, taps)
-        windows = [
-            self._run(tokens[row : row + 1], cache, context, taps)
-            for row, cache in enumerate(caches)
-        ]
+        batches = state.row_caches
+        with self._recurrence.recording() if state.records else nullcontext():
+            if len(batches) == 1:
+                return self._run(tokens, batches[0][0], context, taps)
+            windows = [
+                self._run(tokens[mx.array(list(rows), mx.int32)], caches, context, taps)
+                for caches, rows in batches
+            ]
+        # Back into the order of the rows.
+        order = [row for _, rows in batches for row in rows]
+        index = mx.array(sorted(range(len(order)), key=order.__getitem__), mx.int32)
         contexts = [w.context for w in windows if w.context is not None]
         return _Window(
-            mx.concatenate([w.logits for w in windows], axis=0),
-            mx.concatenate(contexts, axis=0) if contexts else None,
+            mx.concatenate([w.logits for w in windows], axis=0)[index],
+            mx.concatenate(contexts, axis=0)[index] if contexts else None,
         )
 
     def _run(
@@ -226,33 +260,24 @@ class MlxLmTarget:
         outputs = [recorded[i].output for i in wanted]
         return _Window(logits, outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, -1))
 
-    def _state(self, caches: Sequence[Any]) -> RowState:
-        if self._apart is not None:
-            return NativeState(caches, self._apart)
-        return row_state(caches)
+    def _state(self, caches: Sequence[Any], options: CacheOptions) -> RowState:
+        if self._fit.reason is not None:
+            return NativeState(caches, self._fit.reason)
+        return row_state(caches, together=self._fit.together, quantization=_quantization(options))
 
-    def _why_rows_stay_apart(self) -> str | None:
-        """Why the model's code cannot take rows of different length in one call, if it cannot.
-
-        Some models broadcast the mask or the offsets over the wrong axis. With as many rows as no
-        model has heads the shapes show it; with as many as it has, nothing would.
-        """
-        if types_without_row_form(make_prompt_cache(self.model)):
-            return None
-        rows = [RaggedState(make_prompt_cache(self.model)) for _ in range(_MANY)]
-        state, others = rows[0], rows[1:]
-        try:
-            state.begin_round(1)
-            self.model(mx.zeros((1, 1), mx.uint32), cache=state.caches)
-            state.commit_round()
-            state.prepare_append(others).commit()
-            state.begin_round(2)
-            logits = self.model(mx.zeros((_MANY, 2), mx.uint32), cache=state.caches)
-        except (ValueError, TypeError, IndexError):  # what MLX raises for shapes and offsets
-            logits = None
-        if logits is not None and logits.shape == (_MANY, 2, self.vocab_size):
-            return None
-        return f"{type(self.model).__module__} cannot take rows of different length in one call"
+    def _find_recurrence(self) -> Recurrence:
+        """The modules that update recurrent state; none where there is no such state."""
+        if self._types_missing:
+            return Recurrence([])
+        state = RaggedState(make_prompt_cache(self.model), together=self._fit.together)
+        state.begin_round(_PROBED, reading=True)
+        self.model(mx.zeros((1, _PROBED), mx.uint32), cache=state.row_caches[0][0])
+        state.commit_round()
+        state.begin_round(3)
+        if not state.records:
+            return Recurrence([])
+        probe = mx.array([[1, 2, 3]], mx.uint32) % self.vocab_size
+        return Recurrence.find(self.model, lambda: self.model(probe, cache=state.row_caches[0][0]))
 
     def _probe_port(self, probe: mx.array) -> _HiddenPort | None:
         """The hidden port, if one recorded call shows hidden states of one shape throughout."""
@@ -269,6 +294,13 @@ class MlxLmTarget:
         if backbone.embed(probe).shape != shape:
             return None
         return _HiddenPort(backbone, shape[2])
+
+
+def _quantization(options: CacheOptions) -> KvQuantization | None:
+    if options.kv_bits is None:
+        return None
+    packing = Format(options.kv_group_size, options.kv_bits)
+    return KvQuantization(packing, options.quantized_kv_start)
 
 
 def _scheme(caches: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-    from specdec.state import RowState
+    from specdec.state import CacheOptions, RowState
 
 __all__ = ["Target", "Window"]
 
@@ -43,16 +43,23 @@ class Target(TargetView, Protocol):
         Cheap enough to ask per request.
         """
 
-    def new_state(self) -> RowState:
-        """The state of one cold row."""
+    def new_state(self, options: CacheOptions = ..., /) -> RowState:
+        """The state of one cold row.
 
-    def row_bytes(self, tokens: int, /) -> int:
+        Args:
+            options: how it is cached, if not as the model's own caches are.
+
+        Raises:
+            OptionError: the target cannot be cached so.
+        """
+
+    def row_bytes(self, tokens: int, options: CacheOptions = ..., /) -> int:
         """Bytes that the caches of one row take at most at so many positions.
 
         From shapes alone: nothing is allocated. Cheap enough to ask per request.
         """
 
-    def state_identity(self) -> str:
+    def state_identity(self, options: CacheOptions = ..., /) -> str:
         """Names all that a row's state depends on besides its tokens.
 
         The weights, adapters included, the kinds of cache and the backend: state that was stored
@@ -60,7 +67,7 @@ class Target(TargetView, Protocol):
         changes when the weights do.
         """
 
-    def state_of(self, caches: Sequence[Any], /) -> RowState:
+    def state_of(self, caches: Sequence[Any], options: CacheOptions = ..., /) -> RowState:
         """The state of one row that continues the caller's caches.
 
         Raises:

@@ -6,40 +6,38 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from specdec.state import CacheOptions
 from specdec.state.kernels import key_reach, plans_by_shape
 
 if TYPE_CHECKING:
+    from specdec.state import RowState
     from specdec.targets.protocol import Target
 
 __all__ = ["RowSizes"]
 
-_STEP = 256  # positions that buffers grow by
-_CHUNK = 2048  # positions that are read at once
-
 
 class RowSizes:
-    """Bytes of rows of one target, each size of buffer computed once."""
+    """Bytes of rows of one target, told by a row of one position that is never computed."""
 
     def __init__(self) -> None:
-        self._bytes: dict[int, int] = {}
+        self._states: dict[int | None, RowState] = {}
 
-    def at(self, target: Target, tokens: int) -> int:
-        """Bytes of one row at so many positions at most."""
-        state = target.new_state()
-        together = state.reason is None
+    def at(self, target: Target, tokens: int, options: CacheOptions) -> int:
+        """Bytes of one row at so many positions at most.
+
+        Args:
+            target: the bound target.
+            tokens: positions.
+            options: how the row is cached; what is quantized on the way counts as it was before.
+        """
         wanted = max(1, tokens)
-        if together:
-            # Buffers of rows that share one grow by an eighth (state/attention.py), and on some
-            # backends to the length that keys are read at.
-            wanted = (key_reach(wanted, 2) if plans_by_shape() else wanted) * 9 // 8
-        room = -(-wanted // _STEP) * _STEP
-        if room not in self._bytes:
-            # Caches of windows hold what one chunk brings, so these are filled as prompts are.
-            chunk = room if together else _CHUNK
-            for start in range(0, room, chunk):
-                width = min(chunk, room - start)
-                state.begin_round(width)
-                target.forward(mx.zeros((1, width), mx.int32), state)
-                state.commit_round()
-            self._bytes[room] = sum(array.nbytes for array in state.arrays())
-        return self._bytes[room]
+        if plans_by_shape():
+            wanted = key_reach(wanted, 2)  # keys are read up to a longer length there
+        size = options.max_kv_size
+        if size not in self._states:
+            state = target.new_state(CacheOptions(max_kv_size=size))
+            state.begin_round(1)
+            target.forward(mx.zeros((1, 1), mx.int32), state)
+            state.commit_round()
+            self._states[size] = state
+        return self._states[size].bytes_at(wanted)

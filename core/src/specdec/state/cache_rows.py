@@ -1,0 +1,75 @@
+"""What one layer's cache does for the rows that share it: the row form of a cache type.
+
+A row form is given to the model in place of mlx-lm's cache, so it also has what the model's code
+calls on that cache (``update_and_fetch``, ``offset``, ``make_mask``, ``[i]``, ...). Where each row
+stands is told by the :class:`~specdec.state.positions.RowPositions` that all layers share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    import mlx.core as mx
+
+    from specdec.state.positions import RowPositions
+
+__all__ = ["CacheRows"]
+
+
+class CacheRows(Protocol):
+    """Rows of one layer; ``positions`` is the state's and changes after the layers do."""
+
+    @classmethod
+    def adopt(cls, cache: Any, positions: RowPositions, /) -> Self:
+        """One row that takes over an mlx-lm cache's arrays; its owner uses them no more."""
+
+    @classmethod
+    def merged(
+        cls, parts: Sequence[tuple[Self, Sequence[int]]], positions: RowPositions, /
+    ) -> Self:
+        """A new layer of the rows that are listed with each part, in order; the parts stay."""
+
+    def key(self, row: int, /) -> Hashable:
+        """Rows whose keys are equal can share a layer of this kind."""
+
+    @property
+    def split(self) -> bool:
+        """Whether the keys of the rows have come to differ."""
+
+    def begin(self) -> None:
+        """A window was begun on ``positions``."""
+
+    def finish(self, kept: Sequence[int] | None, /) -> None:
+        """Keep the first ``kept[b]`` positions of the window in row b, or all (``None``).
+
+        Called before ``positions`` moves.
+
+        Raises:
+            RollbackError: it cannot keep exactly that.
+        """
+
+    def take_back(self, counts: Sequence[int], /) -> None:
+        """Let each row be what it was before its last position, where ``counts`` is 1.
+
+        Asked only after a window of one position, and called before ``positions`` moves.
+
+        Raises:
+            RollbackError: it cannot.
+        """
+
+    def extract(self, row: int, /, *, share: bool = False) -> Any:
+        """One row as an mlx-lm cache.
+
+        Args:
+            row: its number.
+            share: let the cache have this layer's arrays, which is used no more; else copies.
+        """
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays, to be evaluated."""
+
+    def bytes_at(self, positions: int, /) -> int:
+        """Bytes that a row of this layer takes at most at so many positions, by its shapes."""

@@ -1,0 +1,269 @@
+"""Recurrent and convolution state of several rows: the row form of ``ArraysCache``.
+
+A model rebinds the arrays of such a cache and never assigns into them, so what was there before a
+window is kept by reference. What a row is after part of a window is found in one of two ways, both
+recorded while the window runs (see ``targets/recurrence.py``):
+
+- the states after each position, where the model's code computes them one by one anyway;
+- else the update is run again over the kept positions, from the inputs that it had.
+
+Both give the bits that a window of the kept positions would have given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from specdec.errors import RollbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from specdec.state.positions import RowPositions
+
+__all__ = ["RecurrentRows", "Replay"]
+
+Slots = list[Any]
+"""Arrays ``[B, ...]``, or ``None`` where nothing was written yet."""
+
+
+class Replay(Protocol):
+    """One recorded update of the arrays of a cache."""
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """The arrays that it writes."""
+
+    def __call__(self, cache: ArraysCache, rows: Sequence[int] | None, kept: int, /) -> None:
+        """Run it again.
+
+        Args:
+            cache: holds what these rows were before; is given what they are after.
+            rows: of the window, or ``None`` for all.
+            kept: positions of the window to run, 1 or more and not all.
+        """
+
+
+class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types; models ask for it
+    """Arrays ``[B, ...]`` of one layer.
+
+    Args:
+        size: number of arrays.
+        positions: the lengths that all layers of the target share.
+
+    Attributes:
+        writes: how often each array was written, for the recorder, which clears it.
+    """
+
+    def __init__(self, size: int, positions: RowPositions) -> None:
+        super().__init__(size)
+        self._positions = positions
+        self._before: Slots | None = None
+        self._replays: list[Replay] = []
+        self._steps: dict[int, Sequence[mx.array]] = {}
+        self.writes: Counter[int] = Counter()
+        # By row, where rows have come to have arrays of different shape.
+        self._apart: list[Slots] | None = None
+
+    # What the recorder tells.
+
+    @property
+    def recording(self) -> bool:
+        """Whether part of the open window may be dropped later."""
+        return not self._positions.reading and self._positions.width > 1
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Rows and positions of the open window."""
+        return len(self._positions.lengths), self._positions.width
+
+    @property
+    def before(self) -> Slots:
+        """What was there before the open window."""
+        return self.cache if self._before is None else self._before
+
+    def __setitem__(self, slot: int, value: Any) -> None:
+        """Rebind an array, as the model's code does, and count it."""
+        self.writes[slot] += 1
+        self.cache[slot] = value
+
+    def add_replay(self, replay: Replay) -> None:
+        """An update was run that can be run again; in order."""
+        self._replays.append(replay)
+
+    def add_steps(self, slot: int, states: Sequence[mx.array]) -> None:
+        """What an array was after each position of the open window."""
+        self._steps[slot] = states
+
+    # Rounds and rows; see CacheRows.
+
+    @classmethod
+    def adopt(cls, cache: Any, positions: RowPositions) -> RecurrentRows:
+        """One row that takes over an mlx-lm cache's arrays."""
+        rows = cls(len(cache.cache), positions)
+        rows.cache = list(cache.cache)
+        return rows
+
+    @classmethod
+    def merged(
+        cls, parts: Sequence[tuple[RecurrentRows, Sequence[int]]], positions: RowPositions
+    ) -> RecurrentRows:
+        """A new layer of the rows that are listed with each part."""
+        layer = cls(len(parts[0][0].cache), positions)
+        layer.cache = _joined([part._taken(rows) for part, rows in parts])
+        if any(part._before is not None for part, _ in parts):
+            before = [part._taken(rows, before=True) for part, rows in parts]
+            layer._before = _joined(before) if _alike([before, [layer.cache]]) else None
+        return layer
+
+    def key(self, row: int) -> Hashable:
+        """Rows whose arrays have the same shapes share them; one that has read nothing has none."""
+        arrays = self.cache if self._apart is None else self._apart[row]
+        return tuple(None if array is None else array.shape[1:] for array in arrays)
+
+    @property
+    def split(self) -> bool:
+        """Whether rows have come to have arrays of different shape."""
+        return self._apart is not None
+
+    def begin(self) -> None:
+        """A window was begun: what is there now is kept by reference."""
+        self._before = list(self.cache)
+        self._replays, self._steps = [], {}
+
+    def finish(self, kept: Sequence[int] | None) -> None:
+        """Keep part of the window.
+
+        Raises:
+            RollbackError: nobody recorded how the arrays came about.
+        """
+        before, width = self._before, self._positions.width
+        assert before is not None
+        if kept is not None and any(count != width for count in kept):
+            parts = {count: self._after(count, kept, before) for count in sorted({*kept})}
+            if len(parts) == 1:
+                self.cache = next(iter(parts.values()))[0]
+            else:
+                self._settle([parts[count][1].pop(0) for count in kept])
+        self._replays, self._steps = [], {}
+        if width > 1:
+            self._before = None
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Let rows be what they were before their last position.
+
+        Raises:
+            RollbackError: that is not known any more.
+        """
+        if not any(counts):
+            return
+        if self._before is None:
+            raise RollbackError("what these recurrent rows were before is not kept any more")
+        rows = [
+            _picked(self._before if count else self.cache, [row])
+            for row, count in enumerate(counts)
+        ]
+        self._before = None
+        self._settle(rows)
+
+    def extract(self, row: int, *, share: bool = False) -> ArraysCache:
+        """One row as an mlx-lm cache."""
+        cache = ArraysCache(len(self.cache))
+        if share and len(self._positions.lengths) == 1 and self._apart is None:
+            cache.cache = list(self.cache)
+        else:
+            arrays = self._taken([row])
+            cache.cache = [None if array is None else mx.contiguous(array) for array in arrays]
+        return cache
+
+    def arrays(self) -> list[mx.array]:
+        """What is held, to be evaluated."""
+        held = [self.cache] if self._apart is None else self._apart
+        return [array for arrays in held for array in arrays if array is not None]
+
+    def bytes_at(self, positions: int) -> int:
+        """Bytes of a row: the same at any length."""
+        del positions
+        rows = max(1, len(self._positions.lengths))
+        return sum(array.nbytes for array in self.arrays()) // rows
+
+    def _after(self, count: int, kept: Sequence[int], before: Slots) -> tuple[Slots, list[Slots]]:
+        """The rows that keep so many positions: together, and one by one if there are others."""
+        rows = [row for row, own in enumerate(kept) if own == count]
+        everyone = len(rows) == len(kept)
+        if count == 0:
+            together = before if everyone else _picked(before, rows)
+        elif count == self._positions.width:
+            together = self.cache if everyone else _picked(self.cache, rows)
+        else:
+            together = self._partly(count, None if everyone else rows, before)
+        if everyone:
+            return together, []
+        return together, [_picked(together, [place]) for place in range(len(rows))]
+
+    def _partly(self, count: int, rows: list[int] | None, before: Slots) -> Slots:
+        cache = ArraysCache(len(before))
+        cache.cache = before if rows is None else _picked(before, rows)
+        cache.cache = list(cache.cache)
+        written = {slot for slot, held in enumerate(self.cache) if held is not before[slot]}
+        recorded = set(self._steps).union(*(replay.slots for replay in self._replays))
+        if not written <= recorded:
+            raise RollbackError(
+                f"a recurrent layer cannot keep {count} of {self._positions.width} positions: "
+                "nobody recorded how it was updated"
+            )
+        for replay in self._replays:
+            if not replay.slots <= set(self._steps):
+                replay(cache, rows, count)
+        for slot, states in self._steps.items():
+            state = states[count - 1]
+            cache.cache[slot] = state if rows is None else _picked([state], rows)[0]
+        held: Slots = cache.cache
+        return held
+
+    def _taken(self, rows: Sequence[int], *, before: bool = False) -> Slots:
+        arrays: Slots = self.cache
+        if before and self._before is not None:
+            arrays = self._before
+        elif self._apart is not None:
+            return _joined([self._apart[row] for row in rows])
+        if list(rows) == list(range(len(self._positions.lengths))):
+            return arrays
+        return _picked(arrays, rows)
+
+    def _settle(self, rows: list[Slots]) -> None:
+        """Take single rows, together where their shapes allow it."""
+        self._apart = None
+        if _alike([rows]):
+            self.cache = _joined(rows)
+        else:
+            self._apart = rows
+
+
+def _picked(arrays: Slots, rows: Sequence[int]) -> Slots:
+    if len(rows) == 1:
+        return [None if a is None else a[rows[0] : rows[0] + 1] for a in arrays]
+    index = mx.array(list(rows), mx.int32)
+    return [None if a is None else mx.take(a, index, axis=0) for a in arrays]
+
+
+def _joined(rows: Sequence[Slots]) -> Slots:
+    if len(rows) == 1:
+        return list(rows[0])
+    return [
+        None if column[0] is None else mx.concatenate(list(column))
+        for column in zip(*rows, strict=True)
+    ]
+
+
+def _alike(groups: Iterable[Sequence[Slots]]) -> bool:
+    shapes = {
+        tuple(None if array is None else array.shape[1:] for array in arrays)
+        for group in groups
+        for arrays in group
+    }
+    return len(shapes) == 1

@@ -1,0 +1,135 @@
+"""How a model's code may be driven, found by trying it once.
+
+Some models read ``cache.offset`` or the number of keys as a position, or broadcast the mask over
+the wrong axis: rows of different length in one call raise, or give other logits without a word.
+Some give other logits for a window than for its positions one by one. So a few windows are
+computed both ways. A model is tried once, however often it is bound.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from attrs import frozen
+from mlx_lm.models.cache import make_prompt_cache
+
+from specdec.errors import RollbackError
+from specdec.state import RowBatch, Together, types_without_row_form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Fit", "fit_of"]
+
+_MANY = 11  # rows; a number of heads that no model has
+_LONG, _SHORT, _WIDTH = 24, 5, 4  # positions read, and those of the window behind them
+_MARGIN = 0.05  # of the logits' spread; rounding in 16 bits is a fifth of it, a wrong place more
+_RAISED = (ValueError, TypeError, IndexError, RollbackError)  # what shapes and offsets make of it
+
+# What no short text shows: their code takes the number of keys for the position of the last one.
+_COUNTS_KEYS = {"mlx_lm.models.afm7", "mlx_lm.models.minimax_m3_vl"}
+
+
+@frozen
+class Fit:
+    """What may go through a model in one call.
+
+    Attributes:
+        together: which rows.
+        reason: why windows of several positions may not; ``None`` where they may.
+    """
+
+    together: Together
+    reason: str | None = None
+
+
+_known: dict[int, Fit] = {}
+
+
+def fit_of(model: Any, vocab_size: int) -> Fit:
+    """How a model may be driven.
+
+    Args:
+        model: the model, whose cache types all have row forms.
+        vocab_size: V.
+    """
+    key = id(model)
+    if key not in _known:
+        _known[key] = _try(model, vocab_size)
+        weakref.finalize(model, _known.pop, key, None).atexit = False
+    return _known[key]
+
+
+def _try(model: Any, vocab_size: int) -> Fit:
+    if types_without_row_form(make_prompt_cache(model)):
+        return Fit(Together.ALONE)
+    ids = mx.random.randint(
+        0, vocab_size, (2, _LONG + _WIDTH), dtype=mx.uint32, key=mx.random.key(0)
+    )
+    long, like, short = ids[:1], ids[1:], ids[1:, _LONG - _SHORT :]
+    rows = [_read(model, row[:, :-_WIDTH]) for row in (long, like, short)]
+    windows = [row[:, -_WIDTH:] for row in (long, like, short)]
+    try:
+        alone = [_window(model, batch, w) for batch, w in zip(rows, windows, strict=True)]
+    except _RAISED as error:
+        return Fit(Together.ALONE, f"{_name(model)} cannot take windows ({type(error).__name__})")
+    if _differ(alone[0], _one_by_one(model, _read(model, long[:, :-_WIDTH]), windows[0])):
+        return Fit(
+            Together.ALONE,
+            f"{_name(model)} gives other logits for a window than for its positions one by one",
+        )
+
+    def fits(parts: Sequence[int]) -> bool:
+        many = [(rows[parts[0]], [0]), (rows[parts[1]], [0] * (_MANY - 1))]
+        both = mx.concatenate([windows[part] for part in parts])
+        try:
+            shape = _window(model, RowBatch.of(many), mx.repeat(both[:1], _MANY, axis=0)).shape
+            logits = _window(model, RowBatch.of([(rows[part], [0]) for part in parts]), both)
+        except _RAISED:
+            return False
+        return shape == (_MANY, _WIDTH, vocab_size) and not any(
+            _differ(logits[place : place + 1], alone[part]) for place, part in enumerate(parts)
+        )
+
+    if type(model).__module__ not in _COUNTS_KEYS and fits([0, 2]):
+        return Fit(Together.ANY)
+    return Fit(Together.EQUAL if fits([0, 1]) else Together.ALONE)
+
+
+def _read(model: Any, ids: mx.array) -> RowBatch:
+    batch = RowBatch(make_prompt_cache(model))
+    batch.begin(ids.shape[1], reading=True)
+    model(ids, cache=batch.caches)
+    batch.finish(None)
+    return batch
+
+
+def _window(model: Any, batch: RowBatch, ids: mx.array) -> mx.array:
+    """Logits of a window that is dropped again."""
+    batch.begin(ids.shape[1], reading=False)
+    logits: mx.array = model(ids, cache=batch.caches)
+    batch.finish([0] * batch.row_count)
+    return logits
+
+
+def _one_by_one(model: Any, batch: RowBatch, ids: mx.array) -> mx.array:
+    logits = []
+    for position in range(ids.shape[1]):
+        batch.begin(1, reading=False)
+        logits.append(model(ids[:, position : position + 1], cache=batch.caches))
+        batch.finish(None)
+    return mx.concatenate(logits, axis=1)
+
+
+def _differ(got: mx.array, want: mx.array) -> bool:
+    """Whether most positions have other logits; an expert that flips changes one or another."""
+    got, want = got.astype(mx.float32), want.astype(mx.float32)
+    off = mx.sqrt(mx.mean((got - want) ** 2, axis=-1)) / (mx.std(want, axis=-1) + 1e-9)
+    second: Any = mx.sort(off.flatten())[1].item()
+    return not second <= _MARGIN
+
+
+def _name(model: Any) -> str:
+    return type(model).__module__
