@@ -224,7 +224,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         **_EXPERTS,
         **_MAMBA,
         "num_hidden_layers": 4,
-        "attn_layer_offset": 1,
+        "attn_layer_offset": 0,
         "attn_layer_period": 2,
         "expert_layer_offset": 1,
         "expert_layer_period": 3,

@@ -16,6 +16,7 @@ from specdec.drafters import LoadedDrafter, bind_target, check_adapters, load_dr
 from specdec.errors import OptionError, UnsupportedOptionError, one_line
 from specdec.requests import bind_grammar, check_ids, encode_prompt, wrapped
 from specdec.sampling import SamplingOptions
+from specdec.state import CacheOptions
 from specdec.verify import Request, VerifyGroup
 
 if TYPE_CHECKING:
@@ -31,12 +32,8 @@ __all__ = ["GenerationResponse", "generate", "stream_generate"]
 # Options of mlx-lm that later versions bring, with the value that means "not used".
 _NOT_YET: dict[str, tuple[Any, str]] = {
     "draft_model": (None, "pass drafter= instead"),
-    "max_kv_size": (None, "generate without a limit, or use mlx_lm.stream_generate"),
-    "kv_bits": (None, "generate without a quantized cache, or use mlx_lm.stream_generate"),
     "input_embeddings": (None, "pass a prompt of tokens"),
 }
-# They only say how kv_bits is applied.
-_WITHOUT_EFFECT = ("kv_group_size", "quantized_kv_start")
 
 
 @dataclass
@@ -82,6 +79,10 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     num_forced_tokens: int = 16,
     logprobs: int | None = None,
     prompt_cache: Sequence[Any] | None = None,
+    max_kv_size: int | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = 0,
     prefix_cache: PrefixCache | None = None,
     snapshot_at: Sequence[int] = (),
     prefill_step_size: int = 2048,
@@ -129,6 +130,12 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
             alone; after processors and grammar, before filters and temperature.
         prompt_cache: mlx-lm's prompt cache. On every way out it covers the prompt and every
             emitted token, the last one too.
+        max_kv_size: positions to keep at most, the first four and the last ones, where the model
+            makes no caches of its own; as in mlx-lm.
+        kv_bits: bits to quantize attention K/V to; ``None`` does not. Caches of sliding windows
+            are never quantized.
+        kv_group_size: values that share a scale, with ``kv_bits``.
+        quantized_kv_start: positions from which on K/V are quantized, with ``kv_bits``.
         prefix_cache: where the beginning of the prompt is looked up, and where this request's rows
             of target and drafter are left for later ones; share one between requests. The text is
             the same with and without it, ``stats.cached_tokens`` says what was not read again.
@@ -193,6 +200,12 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         num_forced_tokens=num_forced_tokens,
         logprobs=logprobs,
         cache=prompt_cache,
+        cache_options=CacheOptions(
+            max_kv_size=max_kv_size,
+            kv_bits=kv_bits,
+            kv_group_size=kv_group_size,
+            quantized_kv_start=quantized_kv_start,
+        ),
         prefix_cache=prefix_cache,
         snapshot_at=snapshot_at,
         progress=prompt_progress_callback,
@@ -202,7 +215,9 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         target = bind_target(model, tokenizer) if loaded is None else loaded.target
         check_ids(tokens, target)
         if prompt_cache is not None:
-            target.state_of(prompt_cache)
+            target.state_of(prompt_cache, request.cache_options)
+        else:
+            target.new_state(request.cache_options)
         width = 0 if loaded is None else loaded.width(num_draft_tokens)
         constraint = bind_grammar(grammar, tokenizer, target, request.end_tokens)
         request = evolve(request, num_draft_tokens=width, constraint=constraint)
@@ -270,8 +285,6 @@ def generate(
 
 def _refuse(options: dict[str, Any]) -> None:
     for name, value in options.items():
-        if name in _WITHOUT_EFFECT:
-            continue
         if name not in _NOT_YET:
             raise TypeError(f"stream_generate() got an unexpected keyword argument '{name}'")
         unused, hint = _NOT_YET[name]

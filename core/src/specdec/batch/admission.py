@@ -115,6 +115,7 @@ class Admission:
         history = token_ids(_or(options["all_tokens"], ()), "all_tokens")
         check_ids(history, target, "all_tokens")
         return Request(
+            cache_options=settings.cache_options,
             prompt=prompt,
             max_tokens=_or(options["max_tokens"], settings.max_tokens),
             sampling=sampling_of(options, settings.draws, target.vocab_size),
@@ -165,7 +166,7 @@ class Admission:
                     "give caches, or put the tokens into the prompt"
                 )
             return 0
-        held = self.target.state_of(caches).lengths[0]
+        held = self.target.state_of(caches, request.cache_options).lengths[0]
         # Recurrent caches alone cannot tell.
         tells = held or any(isinstance(getattr(c, "offset", None), int) for c in caches)
         if history and tells and held != history:

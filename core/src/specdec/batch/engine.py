@@ -58,7 +58,7 @@ class Engine:
             )
 
         weights = 0 if provider is None else provider.weight_bytes
-        memory = MemoryPlan(target, settings.memory_limit, weights)
+        memory = MemoryPlan(target, settings.memory_limit, weights, settings.cache_options)
         self._stream = stream
         self._next_uid = 0
         self._reader = Reader(target, step_size, stream)
@@ -89,7 +89,8 @@ class Engine:
                 held += sum(cache.nbytes for cache in entry.row.request.continue_from or ())
         for group in self._book.groups:
             lengths = [len(r.tokens) + len(r.request.history) for r in group.rows]
-            held += len(lengths) * self._book.memory.target.row_bytes(max(lengths, default=0))
+            longest = max(lengths, default=0)
+            held += len(lengths) * self._book.memory.row_bytes(longest)
         return held
 
     def insert(self, segments: Sequence[Sequence[Any]], options: Mapping[str, Any]) -> list[int]:
@@ -130,7 +131,7 @@ class Engine:
             except GroupFailedError as error:
                 self._book.recover(group, error)  # it waits now
             else:
-                self._reader.read(caches, row.tokens[len(covered) :])
+                self._reader.read(row.request, caches, row.tokens[len(covered) :])
                 return caches, [*before, *row.tokens]
         return self._reader.fresh(row.request), before
 

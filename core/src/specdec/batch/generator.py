@@ -20,6 +20,7 @@ from specdec.batch.options import OF_MLX_LM, PromptOptions, listed
 from specdec.batch.settings import Settings
 from specdec.drafters import bind_target
 from specdec.errors import ClosedError, RoundOpenError
+from specdec.state import CacheOptions
 
 if TYPE_CHECKING:
     import os
@@ -57,12 +58,15 @@ class BatchGenerator:
         completion_batch_size: requests that read or decode at the same time at most.
         prefill_batch_size: prompts that are read at the same time at most.
         prefill_step_size: prompt tokens per call of ``next`` at most, and per chunk.
-        max_kv_size: not supported yet.
+        max_kv_size: positions to keep of a row at most, where the model makes no caches of its own.
         stream: the MLX stream to compute on; mlx-lm's generation stream if not given.
         memory_limit: bytes for caches of reading and decoding rows and the drafter's weights; the
             model's weights, and the copy while rows join, are not counted.
         prefix_cache: where beginnings of prompts are looked up and rows are left.
         return_prompt_caches: whether last responses have a ``prompt_cache``.
+        kv_bits: bits to quantize attention K/V to; ``None`` does not.
+        kv_group_size: values that share a scale, with ``kv_bits``.
+        quantized_kv_start: positions from which on a row's K/V are quantized, with ``kv_bits``.
 
     Raises:
         OptionError: an option that makes no sense (also a ``ValueError``).
@@ -89,6 +93,9 @@ class BatchGenerator:
         memory_limit: int | None = None,
         prefix_cache: PrefixCache | None = None,
         return_prompt_caches: bool = True,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        quantized_kv_start: int = 0,
     ) -> None:
         self._closed, self._inside = True, False  # nothing to close if something fails here
         settings = Settings(
@@ -102,7 +109,12 @@ class BatchGenerator:
             completion_batch_size=completion_batch_size,
             prefill_batch_size=prefill_batch_size,
             prefill_step_size=prefill_step_size,
-            max_kv_size=max_kv_size,
+            cache_options=CacheOptions(
+                max_kv_size=max_kv_size,
+                kv_bits=kv_bits,
+                kv_group_size=kv_group_size,
+                quantized_kv_start=quantized_kv_start,
+            ),
             memory_limit=memory_limit,
             prefix_cache=prefix_cache,
             return_prompt_caches=return_prompt_caches,

@@ -40,14 +40,14 @@ class Reader:
         """Caches as the request found them: a copy of its own, or empty ones."""
         if request.continue_from is not None:
             return deepcopy(list(request.continue_from))
-        return self.target.new_state().extract_row(0)
+        return self.target.new_state(request.cache_options).extract_row(0)
 
-    def read(self, caches: list[Any], tokens: Sequence[int]) -> None:
-        """Let the caches cover these tokens as well; they are changed."""
+    def read(self, request: Request, caches: list[Any], tokens: Sequence[int]) -> None:
+        """Let a request's caches cover these tokens as well; they are changed."""
         with mx.stream(self.stream):
             for start in range(0, len(tokens), self.step_size):
                 chunk = tokens[start : start + self.step_size]
-                state = self.target.state_of(caches)
+                state = self.target.state_of(caches, request.cache_options)
                 state.begin_round(len(chunk))
                 self.target.forward(mx.array([list(chunk)], mx.int32), state)
                 state.commit_round()
@@ -88,7 +88,7 @@ class Leftover:
         if caches is None:
             caches, covered = self.reader.fresh(row.request), 0
         self._caches = None  # what fails halfway must not be taken for whole
-        self.reader.read(caches, _output(row)[covered:])
+        self.reader.read(row.request, caches, _output(row)[covered:])
         self._caches, self._covered = caches, len(_output(row))
         return caches
 

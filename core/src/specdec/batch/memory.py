@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from specdec.errors import OptionError
+from specdec.state import CacheOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,11 +31,17 @@ class MemoryPlan:
         target: tells the bytes of a row.
         limit: bytes that rows and drafter may take; ``None`` for no limit.
         weight_bytes: what the drafter's own weights take.
+        options: how rows are cached.
     """
 
     target: Target
     limit: int | None
     weight_bytes: int = 0
+    options: CacheOptions = field(factory=CacheOptions)
+
+    def row_bytes(self, positions: int) -> int:
+        """Bytes of a row at so many positions at most."""
+        return self.target.row_bytes(positions, self.options)
 
     def rows_need(self, entries: Iterable[Entry]) -> int:
         """Bytes that the rows of these requests need at their longest."""
@@ -43,13 +50,13 @@ class MemoryPlan:
             if entry.apart is None:
                 together.append(entry)
             else:
-                apart += self.target.row_bytes(entry.positions)
+                apart += self.row_bytes(entry.positions)
         if not together:
             return apart
         # A window is as wide as its widest row, on every row.
         longest = max(entry.positions for entry in together)
         longest += max(entry.window for entry in together)
-        return len(together) * self.target.row_bytes(longest) + apart
+        return len(together) * self.row_bytes(longest) + apart
 
     def fits(self, entry: Entry, active: Iterable[Entry]) -> bool:
         """Whether a request fits beside those that read or decode."""

@@ -9,7 +9,7 @@ from attrs.validators import optional
 
 from specdec.batch.options import Stops, from_sampler, whole_number
 from specdec.checkpoints import PrefixCache
-from specdec.errors import OptionError, UnsupportedOptionError, one_line
+from specdec.errors import OptionError, one_line
 from specdec.requests import wrapped
 from specdec.sampling import SamplingOptions
 from specdec.sampling.processors import Processors
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import mlx.core as mx
+
+    from specdec.state import CacheOptions
 
 __all__ = ["Settings"]
 
@@ -33,11 +35,6 @@ def _none_or_more(_instance: object, attribute: Attribute[Any], value: object) -
 def _token_limit(_instance: object, attribute: Attribute[int], value: object) -> None:
     if value != -1 or isinstance(value, bool):
         whole_number(attribute.name, value, least=1)
-
-
-def _not_yet(_instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value is not None:
-        raise UnsupportedOptionError(attribute.name, "generate without a limit")
 
 
 def _prefix_cache(_instance: object, _attribute: Attribute[Any], value: object) -> None:
@@ -97,7 +94,7 @@ class Settings:
     completion_batch_size: int = field(validator=_one_or_more)
     prefill_batch_size: int = field(validator=_one_or_more)
     prefill_step_size: int = field(validator=_one_or_more)
-    max_kv_size: int | None = field(validator=_not_yet)
+    cache_options: CacheOptions
     memory_limit: int | None = field(validator=optional(_one_or_more))
     prefix_cache: PrefixCache | None = field(validator=_prefix_cache)
     return_prompt_caches: bool

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from specdec.cli.caching import add_caching, caching
 from specdec.cli.options import (
     add_adapter_path,
     add_drafter_options,
@@ -49,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_drafter_options(parser)
     add_sampling(parser)
     add_shaping(parser)
+    add_caching(parser)
     parser.add_argument(
         "--prefix-cache",
         metavar="DIR",
@@ -73,7 +75,7 @@ def run_generate(args: argparse.Namespace) -> int:
     _check_numbers(args)
     prompt = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
     check_text(prompt, "the prompt")
-    options, shaped = drafter_options(args), shaping(args)
+    options, shaped = drafter_options(args), {**shaping(args), **caching(args)}
     from specdec.checkpoints import PrefixCache
     from specdec.drafters import check_drafter, load_drafter
     from specdec.generation import stream_generate

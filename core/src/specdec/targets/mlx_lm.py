@@ -15,13 +15,14 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from specdec.checkpoints import weights_identity
 from specdec.contract import ContextKind
-from specdec.errors import OptionError, TargetLacksError, UnsupportedModelError
+from specdec.errors import OptionError, TargetLacksError, UnsupportedModelError, one_line
 from specdec.state import (
     CacheOptions,
     Format,
     KvQuantization,
     NativeState,
     RaggedState,
+    RowBatch,
     row_state,
     types_without_row_form,
 )
@@ -109,6 +110,7 @@ class MlxLmTarget:
         self._recurrence = self._find_recurrence()
         self._reason = self.new_state().reason
         self._sizes = RowSizes()
+        self._packings: set[Format] = set()
 
     @property
     def identity(self) -> object:
@@ -263,7 +265,33 @@ class MlxLmTarget:
     def _state(self, caches: Sequence[Any], options: CacheOptions) -> RowState:
         if self._fit.reason is not None:
             return NativeState(caches, self._fit.reason)
+        if options.kv_bits is not None:
+            self._check_packing(options)
         return row_state(caches, together=self._fit.together, quantization=_quantization(options))
+
+    def _check_packing(self, options: CacheOptions) -> None:
+        """Check once that the model can attend over keys that are quantized so.
+
+        Raises:
+            OptionError: it cannot.
+        """
+        packing = Format(options.kv_group_size, options.kv_bits or 0)
+        if packing in self._packings:
+            return
+        batch = RowBatch(make_prompt_cache(self.model), KvQuantization(packing, 0))
+        try:
+            for _ in range(2):  # the first position is quantized behind it
+                batch.begin(1, reading=False)
+                self.model(mx.zeros((1, 1), mx.uint32), cache=batch.caches)
+                batch.finish(None)
+                batch.quantize_if_due()
+        except (ValueError, TypeError) as error:
+            raise OptionError(
+                f"kv_bits is {packing.bits} with kv_group_size {packing.group_size}, which "
+                f"{type(self.model).__module__} cannot do ({one_line(error)}); "
+                "give another size, or no kv_bits"
+            ) from error
+        self._packings.add(packing)
 
     def _find_recurrence(self) -> Recurrence:
         """The modules that update recurrent state; none where there is no such state."""

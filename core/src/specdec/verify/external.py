@@ -127,8 +127,11 @@ def read_external(
     """
     # The rules first: what follows an end is not read.
     taken = [_take(row, ids) for row, ids in zip(rows, tokens, strict=True)]
-    for start in range(0, max(map(len, taken)), step_size):
-        chunks = [ids[start : start + step_size] for ids in taken]
+    while any(taken):
+        rooms = [state.room(index) for index in range(len(taken))]
+        most = [step_size if room is None else min(step_size, room) for room in rooms]
+        chunks = [ids[:count] for ids, count in zip(taken, most, strict=True)]
+        taken = [ids[count:] for ids, count in zip(taken, most, strict=True)]
         width = max(map(len, chunks))
         padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
         state.begin_round(width)

@@ -66,7 +66,7 @@ def give_back(target: Target, state: RowState, index: int, row: Row) -> None:
     unread = row.unread_tokens
     if not unread:
         return
-    alone = target.state_of(cache)
+    alone = target.state_of(cache, row.request.cache_options)
     for token in unread:
         alone.begin_round(1)
         try:

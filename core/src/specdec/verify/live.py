@@ -130,6 +130,7 @@ class LiveRows:
         assert self.state is not None
         flight, self.flight = self.flight, None
         if flight is None:
+            self._tell_room()
             lane = self.drafting.ready(self.rows, self.samplers)
             flight = self._verifier.launch(self.rows, self.state, lane)
         if self._may_begin_early(flight):
@@ -140,6 +141,12 @@ class LiveRows:
         if self._rounds % 256 == 0:
             mx.clear_cache()
         return flight, outcomes
+
+    def _tell_room(self) -> None:
+        """Tell each row how many positions its next window can keep."""
+        assert self.state is not None
+        for index, row in enumerate(self.rows):
+            row.room = self.state.room(index)
 
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
@@ -196,26 +203,19 @@ class LiveRows:
         read_external(self._target, self.state, lane, self.rows, tokens, step_size=step_size)
 
     def _leave_pending_unread(self) -> None:
-        """Take back what an early window read that was kept since, for rows that joined or left.
-
-        That window is closed, so the rows are built again without their last position.
-        """
+        """Take back what an early window read that was kept since, for rows that joined or left."""
         early = [index not in self.firsts and not row.unread for index, row in enumerate(self.rows)]
         if not any(early):
             return
         assert self.state is not None
-        states = []
-        for index, row in enumerate(self.rows):
-            caches = self.state.extract_row(index)
-            for each in caches:
-                each.trim(int(early[index]))
-            row.processed -= early[index]
-            states.append(self._target.state_of(caches))
-        states[0].prepare_append(states[1:]).commit()
-        self.state = states[0]
+        self.state.take_back([int(each) for each in early])
+        for row, each in zip(self.rows, early, strict=True):
+            row.processed -= each
 
     def preview(self) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where nobody can tell."""
+        if self.state is not None:
+            self._tell_room()
         lane = self.drafting.ready(self.rows, self.samplers)
         return None if lane is None else lane.preview(self.rows)
 

@@ -123,7 +123,7 @@ class Reading:
         """The target reads a chunk, and then the drafter."""
         draft, state = self.draft, self.state
         ids = mx.array([self.row.tokens[start:end]], mx.int32)
-        state.begin_round(end - start)
+        state.begin_round(end - start, reading=True)
         if draft is None or draft.group is None:
             window = self._target.forward(ids, state)
         else:
@@ -163,7 +163,7 @@ def begin_reading(
     if lane is not None and request.num_draft_tokens and not lane.prompts.given_up:
         prompts = lane.prompts
     tokens = tuple(row.tokens)
-    row.prefix = prefix = bind_prefix(request.prefix_cache, target, prompts)
+    row.prefix = prefix = bind_prefix(request.prefix_cache, target, prompts, request.cache_options)
     row.width = request.num_draft_tokens if lane is not None else 0
     row.admitted = row.admitted or time.perf_counter()
     begun = None if prefix is None else _restored(target, prompts, tokens, prefix)
@@ -207,7 +207,9 @@ def why_apart(target: Target, request: Request) -> str | None:
         OptionError: the request's caches do not fit the target.
     """
     given = request.cache if request.cache is not None else request.continue_from
-    return target.no_speculation_reason if given is None else target.state_of(given).reason
+    if given is None:
+        return target.no_speculation_reason
+    return target.state_of(given, request.cache_options).reason
 
 
 def check_alike(apart: Sequence[str | None]) -> None:
@@ -239,13 +241,14 @@ def _cold(
     target: Target, prompts: DraftPrompts | None, request: Request
 ) -> tuple[RowState, DraftPrompt | None, int]:
     """Both sides where no token of the prompt is read yet."""
+    options = request.cache_options
     if request.cache is not None:
-        state = target.state_of(request.cache)
+        state = target.state_of(request.cache, options)
     elif request.continue_from is not None:
         # Native rows live in the caches that they are given.
-        state = target.state_of(deepcopy(list(request.continue_from)))
+        state = target.state_of(deepcopy(list(request.continue_from)), options)
     else:
-        state = target.new_state()
+        state = target.new_state(options)
     return state, prompts.open() if prompts is not None else None, 0
 
 
@@ -262,7 +265,7 @@ def _restored(
     with hit:  # what is borrowed from a file is held until its copies are evaluated
         draft = None
         try:
-            state = target.state_of(hit.caches)
+            state = target.state_of(hit.caches, prefix.options)
             if prompts is not None and hit.checkpoint is not None:
                 draft = prompts.restore(hit.checkpoint)
                 if draft is None:

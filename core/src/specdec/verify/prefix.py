@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from specdec.checkpoints import PrefixCache, PrefixHit
     from specdec.contract import RowCheckpoint
-    from specdec.state import RowState
+    from specdec.state import CacheOptions, RowState
     from specdec.targets import Target
     from specdec.verify.prompts import DraftPrompts
 
@@ -34,6 +34,7 @@ class PrefixBinding:
         namespace: the target's weights and adapters, its caches, the backend and the drafter.
         identity: the target's part of it, to notice weights that changed meanwhile.
         drafts: whether an entry holds a draft row too.
+        options: how the rows are cached.
         untold: restored tokens that the target's state does not count, as recurrent caches alone
             tell no length.
     """
@@ -42,6 +43,7 @@ class PrefixBinding:
     namespace: str
     identity: str
     drafts: bool
+    options: CacheOptions
     untold: int = 0
 
     def take(self, prompt: tuple[int, ...]) -> PrefixHit | None:
@@ -109,14 +111,17 @@ class PrefixBinding:
             index: the row's place.
             capture: gives the draft row's checkpoint; ``None`` without a drafter.
         """
-        if target.state_identity() != self.identity:
+        if target.state_identity(self.options) != self.identity:
             return
         checkpoint = capture(index) if self.drafts and capture is not None else None
         self.keep(tokens, state, index, checkpoint)
 
 
 def bind_prefix(
-    cache: PrefixCache | None, target: Target, prompts: DraftPrompts | None
+    cache: PrefixCache | None,
+    target: Target,
+    prompts: DraftPrompts | None,
+    options: CacheOptions,
 ) -> PrefixBinding | None:
     """Bind a request to its prefix cache.
 
@@ -124,6 +129,7 @@ def bind_prefix(
         cache: the request's, if it has one.
         target: the bound target.
         prompts: the drafter's side of reading prompts, or ``None``.
+        options: how the request's rows are cached.
 
     Returns:
         The binding; ``None`` without a cache.
@@ -135,10 +141,11 @@ def bind_prefix(
         method = prompts.namespace
         if method is None:
             return None  # the drafter did not say what its state depends on
-    identity = target.state_identity()
+    identity = target.state_identity(options)
     return PrefixBinding(
         cache=cache,
         namespace=json.dumps({"target": identity, "drafter": method}, sort_keys=True),
         identity=identity,
         drafts=method is not None,
+        options=options,
     )

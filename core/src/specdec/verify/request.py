@@ -6,11 +6,12 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
-from attrs.validators import optional
+from attrs.validators import instance_of, optional
 
 from specdec.checkpoints import PrefixCache
 from specdec.errors import OptionError, one_line
 from specdec.sampling.processors import Processors
+from specdec.state import CacheOptions
 from specdec.verify.ends import StopRule, StopSequences, stop_rule, stop_strings_of
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Request:
         history: tokens before the prompt, in the caches that are continued; for processors.
         cache: the caller's mlx-lm prompt cache, continued from and written back; or ``None``.
         continue_from: mlx-lm caches to continue from, which stay as they are; or ``None``.
+        cache_options: how its rows are cached, if not as the model's own caches are.
         prefix_cache: where the row's beginning is looked up and the row is left when it ends.
         snapshot_at: numbers of prompt tokens after which the row is left there too, such as the
             length of a system prompt that other requests share.
@@ -162,6 +164,7 @@ class Request:
     history: tuple[int, ...] = field(default=(), converter=_ids)
     cache: Sequence[Any] | None = None
     continue_from: Sequence[Any] | None = None
+    cache_options: CacheOptions = field(factory=CacheOptions, validator=instance_of(CacheOptions))
     prefix_cache: PrefixCache | None = field(default=None, validator=_prefix_cache)
     snapshot_at: tuple[int, ...] = field(default=(), converter=_places)
     consumer: Callable[[Emission], bool | None] | None = None

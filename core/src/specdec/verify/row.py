@@ -35,6 +35,7 @@ class Row:
         constraint: what it may emit, if that is restricted.
         ends: tells where its output ends, and its text.
         width: the most drafts per round now; 0 where the row stands down.
+        room: positions that its next window can keep at most, where its state has a limit.
         processed: how many of ``tokens`` (and the end token) the target has read.
         end_token: the end token that ended the row.
         finish: why it ended; ``None`` while it runs.
@@ -53,6 +54,7 @@ class Row:
     constraint: TokenConstraint | None = None
     ends: RowEnds | None = None
     width: int = 0
+    room: int | None = None
     processed: int = 0
     end_token: int | None = None
     finish: FinishReason | None = None
@@ -159,8 +161,10 @@ class Row:
         return self.within_budget(self.width)
 
     def within_budget(self, drafts: int) -> int:
-        """At most so many drafts, and no draft for the last token of the budget."""
+        """At most so many drafts, none for the last token of the budget, and none out of room."""
         budget = self.budget
+        if self.room is not None:
+            drafts = min(drafts, self.room - 1)
         return drafts if budget is None else max(0, min(drafts, budget - 1))
 
     @property
