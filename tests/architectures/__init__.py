@@ -50,7 +50,12 @@ def model_types() -> list[str]:
 def build(name: str, seed: int = 0) -> Any:
     """A model of this type in float32; every weight is random, so every part of it matters."""
     held = importlib.import_module(f"mlx_lm.models.{name}")
+    state: Any = mx.random.state
+    before = list(state)
+    mx.random.seed(seed)  # some weights are drawn by the model's own code
     model = held.Model(held.ModelArgs.from_dict({"model_type": name, **deepcopy(CONFIGS[name])}))
+    mx.eval(model.parameters())
+    state[:] = before
     weights: Any = tree_flatten(model.parameters())
     keys = mx.random.split(mx.random.key(seed), len(weights))
     drawn = [(path, _drawn(path, w, key)) for (path, w), key in zip(weights, keys, strict=True)]
@@ -69,5 +74,7 @@ def _drawn(path: str, weight: mx.array, key: mx.array) -> mx.array:
     if "norm" in own or own.endswith("bias") or weight.ndim == 0:
         return weight + 0.1 * noise
     if "embed" in own:
-        return noise * weight.shape[-1] ** -0.5
-    return noise * 2.0 * weight[0].size ** -0.5
+        embedding: mx.array = noise * weight.shape[-1] ** -0.5
+        return embedding
+    scaled: mx.array = noise * 2.0 * weight[0].size ** -0.5
+    return scaled

@@ -186,7 +186,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "ffn_multipliers": [0.5, 1.0, 1.5],
         "share_input_output_layers": False,
     },
-    "phi": _sized(inner=128, layers=4, theta=100.0) | {"partial_rotary_factor": 1.0},
+    "phi": _sized(layers=4, theta=100.0) | {"partial_rotary_factor": 1.0},
     "phi3": _PLAIN | {"rope_scaling": _LONG, "original_max_position_embeddings": 256},
     "phi3small": _sized(hidden=32, layers=4)
     | {
@@ -199,6 +199,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "blocksparse_vert_stride": 2,
         "mup_attn_multiplier": 4.0,
         "mup_embedding_multiplier": 0.5,
+        "mup_width_multiplier": 1.0,
         "rope_embedding_base": 10000.0,
     },
     "phimoe": _sized(hidden=48, layers=2, heads=3, kv_heads=1)
@@ -256,13 +257,13 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "logits_soft_cap": 30.0,
         "attention_window_size": 8,
     },
-    "rwkv7": _sized(layers=4)
+    "rwkv7": _sized(inner=32)
     | {
         "norm_eps": 1e-5,
         "head_dim": 32,  # Metal's kernel takes 32 at a time
-        "a_low_rank_dim": 1,
+        "a_low_rank_dim": 4,
         "v_low_rank_dim": 8,
-        "gate_low_rank_dim": 1,
+        "gate_low_rank_dim": 4,
         "decay_low_rank_dim": 4,
     },
     "seed_oss": _PLAIN,

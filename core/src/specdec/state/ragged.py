@@ -206,7 +206,7 @@ class RaggedState:
         for state in (self, *rows):
             state._between_rounds("prepare_append")
         built = _grouped([place for s in (self, *rows) for place in s._places], self._together)
-        return Swap(lambda: self._set(built))
+        return Swap(lambda: self._swap(built))
 
     def filter_rows(self, keep: Sequence[int]) -> None:
         """Keep and reorder rows: ``keep`` lists old indices.
@@ -218,7 +218,7 @@ class RaggedState:
         self._between_rounds("filter_rows")
         check_keep(keep, self.row_count)
         if list(keep) != list(range(self.row_count)):
-            self._set(_grouped([self._places[k] for k in keep], self._together))
+            self._swap(_grouped([self._places[k] for k in keep], self._together))
 
     def extract_row(self, row: int) -> list[Any]:
         """One row as mlx-lm caches that share nothing with this state.
@@ -259,13 +259,13 @@ class RaggedState:
     def _regroup(self) -> None:
         """Spread the rows anew where their keys have come to differ, or to agree."""
         if len(self._places) > 1 and (len(self._batches) > 1 or self._split()):
-            self._set(_grouped(self._places, self._together))
+            self._swap(_grouped(self._places, self._together))
         if not any(batch.is_due for batch, _ in self._batches):
             return
         for batch, _ in self._batches:
             batch.quantize_if_due()
         if len(self._batches) > 1:
-            self._set(_grouped(self._places, self._together))
+            self._swap(_grouped(self._places, self._together))
 
     def _split(self) -> bool:
         batch = self._batches[0][0]
@@ -273,7 +273,7 @@ class RaggedState:
             return True
         return batch.split
 
-    def _set(self, batches: list[tuple[RowBatch, list[int]]]) -> None:
+    def _swap(self, batches: list[tuple[RowBatch, list[int]]]) -> None:
         places: dict[int, _Place] = {}
         for batch, rows in batches:
             places |= {row: (batch, own) for own, row in enumerate(rows)}
