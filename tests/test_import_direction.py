@@ -28,7 +28,7 @@ MAY_IMPORT = {
     **dict.fromkeys(NUMERICS | {"verify", "targets"}, {"errors", "contract"} | NUMERICS),
 }
 LOWER = {*MAY_IMPORT}
-FRONT = {"generation", "requests", "batch", "drafters", "benchmark", "models"}
+FRONT = {"check", "generation", "requests", "batch", "drafters", "benchmark", "models"}
 MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
 MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec", "scaffold"}, "specdec": LOWER | FRONT}
 MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "scaffold": {"errors"}, "__main__": {"cli"}}

@@ -50,12 +50,7 @@ def model_types() -> list[str]:
 def build(name: str, seed: int = 0) -> Any:
     """A model of this type in float32; every weight is random, so every part of it matters."""
     held = importlib.import_module(f"mlx_lm.models.{name}")
-    state: Any = mx.random.state
-    before = list(state)
-    mx.random.seed(seed)  # some weights are drawn by the model's own code
     model = held.Model(held.ModelArgs.from_dict({"model_type": name, **deepcopy(CONFIGS[name])}))
-    mx.eval(model.parameters())
-    state[:] = before
     weights: Any = tree_flatten(model.parameters())
     keys = mx.random.split(mx.random.key(seed), len(weights))
     drawn = [(path, _drawn(path, w, key)) for (path, w), key in zip(weights, keys, strict=True)]
@@ -71,7 +66,9 @@ def _drawn(path: str, weight: mx.array, key: mx.array) -> mx.array:
         return weight
     noise = mx.random.normal(weight.shape, key=key)
     own = ".".join(path.split(".")[-2:])
-    if "norm" in own or own.endswith("bias") or weight.ndim == 0:
+    if own.endswith("bias"):  # its own start may be random
+        return 0.1 * noise + float(own.endswith("dt_bias"))
+    if "norm" in own or weight.ndim == 0:
         return weight + 0.1 * noise
     if "embed" in own:
         embedding: mx.array = noise * weight.shape[-1] ** -0.5

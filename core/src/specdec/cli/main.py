@@ -7,7 +7,7 @@ import io
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from specdec.cli import bench, generate, listing, new_drafter
+from specdec.cli import bench, check, generate, listing, new_drafter
 from specdec.errors import SpecdecError, one_line
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     generate.add_parser(subparsers)
     bench.add_parser(subparsers)
+    check.add_parser(subparsers)
     listing.add_parsers(subparsers)
     new_drafter.add_parser(subparsers)
     return parser

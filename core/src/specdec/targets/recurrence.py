@@ -248,6 +248,20 @@ class Recurrence:
                         found.one_by_one.add(kind)
         return found
 
+    def described(self) -> dict[str, str]:
+        """By class, how many modules there are, and how a part of a window is dropped."""
+        found: dict[str, str] = {}
+        for kind in {type(unit.module): None for unit in self.units}:
+            count = sum(type(unit.module) is kind for unit in self.units)
+            if kind in self.one_by_one:
+                how = "run position by position"
+            elif self.keep_steps and _gated_delta_steps(kind) is not None:
+                how = "states kept where computed one by one, else run again"
+            else:
+                how = "run again over what is kept"
+            found[kind.__name__] = f"{count} modules, {how}"
+        return found
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the units of one call of the model."""
