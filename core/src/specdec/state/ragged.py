@@ -81,7 +81,7 @@ class RaggedState:
 
     @property
     def records(self) -> bool:
-        """Whether a forward of the open window is to be recorded (``targets/recurrence.py``)."""
+        """Whether a forward of the open window is to be recorded (``targets/recurrent``)."""
         return any(batch.recurrent for batch, _ in self._batches)
 
     @property

@@ -1,13 +1,14 @@
 """Recurrent and convolution state of several rows: the row form of ``ArraysCache``.
 
 A model rebinds the arrays of such a cache and never assigns into them, so what was there before a
-window is kept by reference. What a row is after part of a window is found in one of two ways, both
-recorded while the window runs (see ``targets/recurrence.py``):
+window is kept by reference. What a row is after part of a window is found in one of three ways,
+recorded while the window runs (see ``targets/recurrent``):
 
-- the states after each position, where the model's code computes them one by one anyway;
+- as a slice of a convolution's input;
+- as the state after its last position, where the model's code computes these one by one anyway;
 - else the update is run again over the kept positions, from the inputs that it had.
 
-Both give the bits that a window of the kept positions would have given.
+All give the bits that a window of the kept positions would have given.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         self._before: Slots | None = None
         self._replays: list[Replay] = []
         self._steps: dict[int, Sequence[mx.array]] = {}
+        self._inputs: dict[int, mx.array] = {}
         self.writes: Counter[int] = Counter()
         # By row, where rows have come to have arrays of different shape.
         self._apart: list[Slots] | None = None
@@ -98,6 +100,10 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
     def add_steps(self, slot: int, states: Sequence[mx.array]) -> None:
         """What an array was after each position of the open window."""
         self._steps[slot] = states
+
+    def add_input(self, slot: int, given: mx.array) -> None:
+        """What a convolution was given ``[B, n + W, C]``; after k positions, n from k on remain."""
+        self._inputs[slot] = given
 
     # Rounds and rows; see CacheRows.
 
@@ -133,7 +139,7 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
     def begin(self) -> None:
         """A window was begun: what is there now is kept by reference."""
         self._before = list(self.cache)
-        self._replays, self._steps = [], {}
+        self._forget()
 
     def finish(self, kept: Sequence[int] | None) -> None:
         """Keep part of the window.
@@ -143,13 +149,17 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         """
         before, width = self._before, self._positions.width
         assert before is not None
-        if kept is not None and any(count != width for count in kept):
+        if kept is None or all(count == width for count in kept):
+            pass
+        elif self._told(kept, before):
+            self.cache = [self._slot_after(slot, kept, before) for slot in range(len(before))]
+        else:
             parts = {count: self._after(count, kept, before) for count in sorted({*kept})}
             if len(parts) == 1:
                 self.cache = next(iter(parts.values()))[0]
             else:
                 self._settle([parts[count][1].pop(0) for count in kept])
-        self._replays, self._steps = [], {}
+        self._forget()
         if width > 1:
             self._before = None
 
@@ -210,15 +220,18 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         cache.cache = before if rows is None else _picked(before, rows)
         cache.cache = list(cache.cache)
         written = {slot for slot, held in enumerate(self.cache) if held is not before[slot]}
-        recorded = set(self._steps).union(*(replay.slots for replay in self._replays))
+        recorded = {*self._steps, *self._inputs}.union(*(r.slots for r in self._replays))
         if not written <= recorded:
             raise RollbackError(
                 f"a recurrent layer cannot keep {count} of {self._positions.width} positions: "
                 "nobody recorded how it was updated"
             )
         for replay in self._replays:
-            if not replay.slots <= set(self._steps):
-                replay(cache, rows, count)
+            replay(cache, rows, count)
+        for slot, given in self._inputs.items():
+            size = given.shape[1] - self._positions.width
+            part = mx.contiguous(given[:, count : count + size])
+            cache.cache[slot] = part if rows is None else _picked([part], rows)[0]
         for slot, states in self._steps.items():
             state = states[count - 1]
             cache.cache[slot] = state if rows is None else _picked([state], rows)[0]

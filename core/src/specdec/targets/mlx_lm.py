@@ -29,7 +29,7 @@ from specdec.state import (
 from specdec.targets.adapters import adapter_layers
 from specdec.targets.fit import fit_of
 from specdec.targets.intercept import Backbone, find_backbone
-from specdec.targets.recurrence import Recurrence
+from specdec.targets.recurrent import Recurrence
 from specdec.targets.sizes import RowSizes
 
 if TYPE_CHECKING:

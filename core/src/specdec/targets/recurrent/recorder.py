@@ -1,0 +1,212 @@
+"""Running units over a window, and telling their caches how to drop a part of it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from attrs import define, field
+from mlx_lm.models.cache import ArraysCache
+
+from specdec.targets.intercept import Delegate
+from specdec.targets.recurrent.calls import (
+    RecordedCall,
+    Remembered,
+    projections_of,
+    step_by_step,
+)
+from specdec.targets.recurrent.convolutions import Heard, convolution_slots, convolutions_of
+from specdec.targets.recurrent.gated_delta import Stepping, stepping_of
+from specdec.targets.recurrent.units import Seen, Unit, find_units, replaced, rows_in, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from specdec.state import RecurrentRows
+
+__all__ = ["Recurrence"]
+
+_STEPS_KEPT = 64  # states per position are kept up to here; they are as big as the state
+
+
+@define(eq=False)
+class _Kind:
+    """What is known of a class of units.
+
+    Attributes:
+        one_by_one: whether its modules are run position by position.
+        convolved: the arrays that are slices of a convolution's input, and of which.
+        stepping: code that leaves the states between steps, if it has such a loop.
+        covered: whether the last window told every array, so that nothing was run again.
+    """
+
+    one_by_one: bool = False
+    convolved: Mapping[int, int] = field(factory=dict)
+    stepping: Stepping | None = None
+    covered: bool = False
+
+
+@define(eq=False)
+class Recurrence:
+    """The units of one model.
+
+    Attributes:
+        units: modules that update recurrent caches.
+        keep_steps: whether states between positions and inputs of convolutions are kept; without
+            them everything is run again.
+    """
+
+    units: list[Unit]
+    keep_steps: bool = True
+    _kinds: dict[type[Any], _Kind] = field(factory=dict)
+
+    @classmethod
+    def find(cls, model: Any, forward: Callable[[], Any]) -> Recurrence:
+        """The units of a model.
+
+        Args:
+            model: the model.
+            forward: calls it over a window of caches that have row forms, and commits nothing.
+        """
+        seen = find_units(model, forward)
+        found = cls([each.unit for each in seen])
+        for each in seen:
+            kind = type(each.unit.module)
+            if kind not in found._kinds:
+                found._kinds[kind] = _learn(each)
+        return found
+
+    @property
+    def one_by_one(self) -> set[type[Any]]:
+        """Classes whose modules are run position by position."""
+        return {kind for kind, known in self._kinds.items() if known.one_by_one}
+
+    def described(self) -> dict[str, str]:
+        """By class, how many modules there are, and how a part of a window is dropped."""
+        found: dict[str, str] = {}
+        for kind, known in self._kinds.items():
+            count = sum(type(unit.module) is kind for unit in self.units)
+            ways = []
+            if known.one_by_one:
+                ways.append("run position by position")
+            else:
+                ways += ["inputs of convolutions kept"] if known.convolved else []
+                ways += ["states kept where they are computed one by one"] if known.stepping else []
+                ways.append("else run again over what is kept")
+            found[kind.__name__] = f"{count} modules, {', '.join(ways)}"
+        return found
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the units of one call of the model."""
+        with wrapped(self.units, lambda unit: _Watched(unit, self)):
+            yield
+
+    def run(
+        self, unit: Unit, rows: RecurrentRows, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a unit over a window and tell its cache how to drop a part of it."""
+        kind = self._kinds.setdefault(type(unit.module), _Kind())
+        call = RecordedCall(unit, rows, args, kwargs)
+        before = list(rows.cache)
+        rows.writes.clear()
+        if kind.one_by_one:
+            output, steps = step_by_step(call, rows)
+            for slot in _written(rows, before):
+                rows.add_steps(slot, [arrays[slot] for arrays in steps])
+            return output
+        convolutions = convolutions_of(unit) if self.keep_steps and kind.convolved else []
+        heard = [(place, Heard(place)) for place in convolutions]
+        places = [] if self.keep_steps and kind.covered else projections_of(unit)
+        projected = [(place, Remembered(place, call.shape)) for place in places]
+        stepping = kind.stepping if self.keep_steps and call.shape[1] <= _STEPS_KEPT else None
+        with replaced([*heard, *projected]):
+            if stepping is None:
+                output = unit.module(*args, **kwargs)
+            else:
+                stepping.states.clear()
+                output = stepping.run(unit.module, *args, **kwargs)
+        untold = _written(rows, before)
+        if heard:
+            untold -= _tell_inputs(rows, heard, kind.convolved, before)
+        if stepping is not None:
+            untold -= _tell_steps(rows, stepping, untold)
+        kind.covered = not untold
+        if untold:
+            call.outputs = [(p, each.output) for p, each in projected if each.output is not None]
+            call.slots, call.once = frozenset(untold), max(rows.writes.values(), default=0) < 2
+            rows.add_replay(call)
+        return output
+
+
+class _Watched(Delegate):
+    """A unit that is recorded."""
+
+    def __init__(self, unit: Unit, recurrence: Recurrence) -> None:
+        super().__init__(unit.module)
+        self._unit = unit
+        self._recurrence = recurrence
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows = rows_in(args, kwargs)
+        if rows is None or not rows.recording:
+            return self._module(*args, **kwargs)
+        return self._recurrence.run(self._unit, rows, args, kwargs)
+
+
+def _written(rows: RecurrentRows, before: list[Any]) -> set[int]:
+    return {slot for slot, held in enumerate(rows.cache) if held is not before[slot]}
+
+
+def _tell_inputs(
+    rows: RecurrentRows,
+    heard: list[tuple[Unit, Heard]],
+    convolved: Mapping[int, int],
+    before: list[Any],
+) -> set[int]:
+    told = set()
+    for slot, number in convolved.items():
+        given = heard[number][1].input
+        if given is not None and before[slot] is not None:
+            rows.add_input(slot, given)
+            told.add(slot)
+    return told
+
+
+def _tell_steps(rows: RecurrentRows, stepping: Stepping, slots: set[int]) -> set[int]:
+    states = list(stepping.states)
+    stepping.states.clear()
+    if len(states) != rows.window[1]:
+        return set()  # a kernel did it all at once
+    told = {slot for slot in slots if rows.cache[slot] is states[-1]}
+    for slot in told:
+        rows.add_steps(slot, states)
+    return told
+
+
+def _learn(seen: Seen) -> _Kind:
+    """What one call of a unit tells about its class."""
+    known = _Kind(stepping=stepping_of(type(seen.unit.module)))
+    if not seen.by_itself:
+        return known  # it reads other caches as well, so it cannot be run by itself
+    call, before = RecordedCall(seen.unit, seen.rows, seen.args, seen.kwargs), seen.rows.before
+    known.convolved = convolution_slots(call, before)
+    if mx.default_device().type == mx.cpu:
+        known.one_by_one = not _keeps_bits(call, before)
+    return known
+
+
+def _keeps_bits(call: RecordedCall, before: list[Any]) -> bool:
+    """Whether a call gives the same bits as its positions one by one, state included."""
+    caches = [ArraysCache(len(before)) for _ in range(2)]
+    for cache in caches:
+        cache.cache = list(before)
+    args, kwargs = call.cut(0, call.shape[1], caches[0])
+    outputs = [call.unit.module(*args, **kwargs), step_by_step(call, caches[1])[0]]
+    sides = [
+        [*(o if isinstance(o, tuple) else (o,)), *cache.cache]
+        for o, cache in zip(outputs, caches, strict=True)
+    ]
+    pairs = [p for p in zip(*sides, strict=True) if all(isinstance(a, mx.array) for a in p)]
+    return all(a.shape == b.shape and bool(mx.array_equal(a, b).item()) for a, b in pairs)

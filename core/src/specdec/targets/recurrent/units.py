@@ -1,0 +1,150 @@
+"""The modules of a model that update recurrent caches, and their places in it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+from mlx.nn.layers.base import Module
+
+from specdec.state import ListRows, RecurrentRows
+from specdec.targets.intercept import Delegate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Seen", "Unit", "find_units", "inside", "replaced", "rows_in", "wrapped"]
+
+
+@frozen(eq=False)
+class Unit:
+    """A module that updates a recurrent cache, and its place in the model.
+
+    Attributes:
+        holder: the module, list or dict that holds it.
+        name: its name or number there.
+        module: the module.
+    """
+
+    holder: Any
+    name: Any
+    module: Any
+
+    def put(self, value: Any) -> None:
+        """Put something in the module's place."""
+        if isinstance(self.holder, list):
+            self.holder[self.name] = value
+        else:
+            dict.__setitem__(self.holder, self.name, value)
+
+
+@frozen(eq=False)
+class Seen:
+    """One call of a unit, while the units were looked for.
+
+    Attributes:
+        unit: the unit.
+        args: its positional arguments.
+        kwargs: the others.
+        rows: the recurrent cache among them.
+        by_itself: whether it is given by itself, and not in a list with other caches.
+    """
+
+    unit: Unit
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: RecurrentRows
+    by_itself: bool
+
+
+class _Spy(Delegate):
+    """Notes whether a module is given a recurrent cache."""
+
+    def __init__(self, unit: Unit, seen: list[Seen]) -> None:
+        super().__init__(unit.module)
+        self._unit = unit
+        self._seen = seen
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows = rows_in(args, kwargs)
+        if rows is not None:
+            alone = any(each is rows for each in (*args, *kwargs.values()))
+            self._seen.append(Seen(self._unit, args, kwargs, rows, alone))
+        return self._module(*args, **kwargs)
+
+
+def find_units(model: Any, forward: Callable[[], Any]) -> list[Seen]:
+    """The calls of the units of a model; the first call of each.
+
+    Args:
+        model: the model.
+        forward: calls it over a window of caches that have row forms.
+    """
+    seen: list[Seen] = []
+    with wrapped(list(_places(model)), lambda unit: _Spy(unit, seen)):
+        forward()
+    given = {id(call.unit.module) for call in seen}
+    # Of modules inside each other the innermost: the others only pass the cache on.
+    inner = [s for s in seen if not any(id(m) in given for _, m in inside(s.unit.module))]
+    first: dict[Any, Seen] = {}
+    for call in inner:
+        first.setdefault((id(call.unit.holder), call.unit.name), call)
+    return list(first.values())
+
+
+def rows_in(args: Sequence[Any], kwargs: dict[str, Any]) -> RecurrentRows | None:
+    """The recurrent cache that a module is given, by itself or in a list of caches."""
+    given = [*args, *kwargs.values()]
+    lists = [part for each in given if isinstance(each, ListRows) for part in each.caches]
+    return next((each for each in (*given, *lists) if isinstance(each, RecurrentRows)), None)
+
+
+def inside(module: Any) -> Iterator[tuple[Unit, Any]]:
+    """Every module inside one, at any depth, with its place."""
+    for holder, name, child in _children(module):
+        yield Unit(holder, name, child), child
+        yield from inside(child)
+
+
+def _children(module: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Holder, name and value of the modules right inside one, those in lists and dicts too."""
+    stack: list[tuple[Any, Any, Any]] = [(module, name, child) for name, child in module.items()]
+    while stack:
+        holder, name, child = stack.pop()
+        if isinstance(child, Module):
+            yield holder, name, child
+        elif isinstance(child, list):
+            stack += [(child, place, each) for place, each in enumerate(child)]
+        elif isinstance(child, dict):
+            stack += [(child, key, each) for key, each in child.items()]
+
+
+def _places(model: Any) -> Iterator[Unit]:
+    """Every module inside a model that has modules of its own."""
+    for holder, name, child in _children(model):
+        if next(_children(child), None) is not None:
+            yield Unit(holder, name, child)
+            yield from _places(child)
+
+
+@contextmanager
+def wrapped(units: Sequence[Unit], wrap: Callable[[Unit], Any]) -> Iterator[None]:
+    """Put something in the place of each unit for a while."""
+    with ExitStack() as stack:
+        for unit in units:
+            stack.callback(unit.put, unit.module)
+            unit.put(wrap(unit))
+        yield
+
+
+@contextmanager
+def replaced(places: Sequence[tuple[Unit, Any]]) -> Iterator[None]:
+    """Put values in these places for a while."""
+    try:
+        for place, value in places:
+            place.put(value)
+        yield
+    finally:
+        for place, _ in places:
+            place.put(place.module)
