@@ -201,6 +201,40 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         rows = max(1, len(self._positions.lengths))
         return sum(array.nbytes for array in self.arrays()) // rows
 
+    def _forget(self) -> None:
+        self._replays, self._steps, self._inputs = [], {}, {}
+
+    def _told(self, kept: Sequence[int], before: Slots) -> bool:
+        """Whether every array is told without running anything again."""
+        written = [slot for slot, held in enumerate(self.cache) if held is not before[slot]]
+        if 0 in kept and any(before[slot] is None for slot in written):
+            return False  # a row that keeps nothing has nothing
+        return all(slot in self._steps or slot in self._inputs for slot in written)
+
+    def _slot_after(self, slot: int, kept: Sequence[int], before: Slots) -> mx.array | None:
+        """One array after each row has kept its own number of positions."""
+        old, new = before[slot], self.cache[slot]
+        if new is old:
+            held: mx.array | None = old
+            return held
+        if slot in self._inputs:
+            return self._slice_after(self._inputs[slot], kept)
+        states = [old, *self._steps[slot]]
+        if len({*kept}) == 1:
+            return states[kept[0]]
+        return mx.concatenate([states[count][row : row + 1] for row, count in enumerate(kept)])
+
+    def _slice_after(self, given: mx.array, kept: Sequence[int]) -> mx.array:
+        size = given.shape[1] - self._positions.width
+        if len({*kept}) == 1:
+            return mx.contiguous(given[:, kept[0] : kept[0] + size])
+
+        def places() -> mx.array:
+            return (mx.array(list(kept), mx.int32)[:, None] + mx.arange(size))[..., None]
+
+        index = self._positions.once(("convolution", size, tuple(kept)), places)
+        return mx.take_along_axis(given, index, axis=1)
+
     def _after(self, count: int, kept: Sequence[int], before: Slots) -> tuple[Slots, list[Slots]]:
         """The rows that keep so many positions: together, and one by one if there are others."""
         rows = [row for row, own in enumerate(kept) if own == count]

@@ -138,6 +138,7 @@ class Remembered(Delegate):
         self.output: mx.array | None = None
 
     def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> Any:
+        """Run the projection."""
         output = self._module(hidden, *args, **kwargs)
         self._calls += 1
         shapes = hidden.shape[:2], getattr(output, "shape", ())[:2]

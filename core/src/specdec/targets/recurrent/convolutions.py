@@ -1,8 +1,8 @@
 """The inputs of a unit's convolutions, of which a convolution's state is a slice.
 
-A causal convolution over positions is given its old state followed by the window, ``[B, n + W, C]``,
-and its new state is the end of that. What it is after k positions is then the slice from k on, for
-every row by itself. Whether an array of the state is such a slice is seen, not assumed: the arrays
+A causal convolution over positions is given its old state followed by the window, ``[B, n + W,
+C]``, and its new state is the end of that. What it is after k positions is then the slice from k
+on, for every row by itself. Whether an array of the state is such a slice is seen, not assumed: the arrays
 are compared when the model is bound.
 """
 
@@ -33,6 +33,7 @@ class Heard(Delegate):
         self.input: mx.array | None = None
 
     def __call__(self, given: mx.array, *args: Any, **kwargs: Any) -> Any:
+        """Run the convolution."""
         self.input = mx.array(given)
         return self._module(given, *args, **kwargs)
 
