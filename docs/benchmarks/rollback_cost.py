@@ -111,12 +111,14 @@ def rows_of(target: MlxLmTarget, batch: int, context: int) -> RowState:
     return states[0]
 
 
-def a_round(target: MlxLmTarget, state: RowState, width: int, kept: Sequence[int]) -> float:
-    """Seconds of one round."""
+def a_round(
+    target: MlxLmTarget, state: RowState, width: int, kept: Sequence[int], *, bare: bool = False
+) -> float:
+    """Seconds of one round; a bare one could not be dropped in part."""
     ids = mx.random.randint(0, target.vocab_size, (state.row_count, width))
     mx.eval(ids)
     begun = time.perf_counter()
-    state.begin_round(width)
+    state.begin_round(width, reading=bare)
     best = mx.argmax(target.forward(ids, state).logits, axis=-1)
     best.tolist()
     state.rollback(list(kept))
@@ -127,17 +129,20 @@ def measure(
     target: MlxLmTarget, *, batch: int, context: int, width: int, rounds: int
 ) -> dict[str, Any]:
     """Medians of rounds that keep all and of rounds that keep a part, in turn."""
-    whole, part = rows_of(target, batch, context), rows_of(target, batch, context)
+    bare, whole, part = (rows_of(target, batch, context) for _ in range(3))
     kept = [1 + row % (width - 1) for row in range(batch)]
-    times: dict[str, list[float]] = {"whole": [], "part": []}
+    times: dict[str, list[float]] = {"bare": [], "whole": [], "part": []}
     for _ in range(rounds + 5):
+        if batch == 1:  # as a prompt's chunks are read
+            times["bare"].append(a_round(target, bare, width, [width], bare=True))
         times["whole"].append(a_round(target, whole, width, [width] * batch))
         times["part"].append(a_round(target, part, width, kept))
-    medians = {name: statistics.median(taken[5:]) for name, taken in times.items()}
+    medians = {name: statistics.median(taken[5:] or [0.0]) for name, taken in times.items()}
     return {
         "batch": batch,
         "context": context,
         "width": width,
+        "bare_ms": round(1e3 * medians["bare"], 3) or None,
         "whole_ms": round(1e3 * medians["whole"], 3),
         "part_ms": round(1e3 * medians["part"], 3),
         "ratio": round(medians["part"] / medians["whole"], 3),

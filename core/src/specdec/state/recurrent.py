@@ -213,15 +213,15 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
 
     def _slot_after(self, slot: int, kept: Sequence[int], before: Slots) -> mx.array | None:
         """One array after each row has kept its own number of positions."""
-        old, new = before[slot], self.cache[slot]
-        if new is old:
-            held: mx.array | None = old
+        held: mx.array | None = before[slot]
+        if self.cache[slot] is held:
             return held
         if slot in self._inputs:
             return self._slice_after(self._inputs[slot], kept)
-        states = [old, *self._steps[slot]]
+        states = [held, *self._steps[slot]]
         if len({*kept}) == 1:
-            return states[kept[0]]
+            held = states[kept[0]]
+            return held
         return mx.concatenate([states[count][row : row + 1] for row, count in enumerate(kept)])
 
     def _slice_after(self, given: mx.array, kept: Sequence[int]) -> mx.array:

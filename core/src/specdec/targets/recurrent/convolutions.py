@@ -2,8 +2,8 @@
 
 A causal convolution over positions is given its old state followed by the window, ``[B, n + W,
 C]``, and its new state is the end of that. What it is after k positions is then the slice from k
-on, for every row by itself. Whether an array of the state is such a slice is seen, not assumed: the arrays
-are compared when the model is bound.
+on, for every row by itself. Whether an array of the state is such a slice is seen, not assumed: the
+arrays are compared when the model is bound.
 """
 
 from __future__ import annotations
