@@ -218,10 +218,10 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
             return held
         if slot in self._inputs:
             return self._slice_after(self._inputs[slot], kept)
-        states = [held, *self._steps[slot]]
+        states: list[Any] = [held, *self._steps[slot]]
         if len({*kept}) == 1:
-            held = states[kept[0]]
-            return held
+            after: mx.array | None = states[kept[0]]
+            return after
         return mx.concatenate([states[count][row : row + 1] for row, count in enumerate(kept)])
 
     def _slice_after(self, given: mx.array, kept: Sequence[int]) -> mx.array:
