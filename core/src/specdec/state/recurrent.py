@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RecurrentRows", "Replay"]
 
+_FUSED = 10  # states that one kernel picks from
+_SHORT = 128  # positions of a convolution's input that a view of it may pin
+
 Slots = list[Any]
 """Arrays ``[B, ...]``, or ``None`` where nothing was written yet."""
 
@@ -222,12 +225,16 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         if len({*kept}) == 1:
             after: mx.array | None = states[kept[0]]
             return after
-        return mx.concatenate([states[count][row : row + 1] for row, count in enumerate(kept)])
+        if len(states) > _FUSED:
+            return mx.concatenate([states[count][row : row + 1] for row, count in enumerate(kept)])
+        counts = self._positions.once(("kept", tuple(kept)), lambda: mx.array(list(kept), mx.int32))
+        picked: mx.array = _pick(counts, *states)
+        return picked
 
     def _slice_after(self, given: mx.array, kept: Sequence[int]) -> mx.array:
         size = given.shape[1] - self._positions.width
         if len({*kept}) == 1:
-            return mx.contiguous(given[:, kept[0] : kept[0] + size])
+            return _end_of(given, kept[0], size)
 
         def places() -> mx.array:
             return (mx.array(list(kept), mx.int32)[:, None] + mx.arange(size))[..., None]
@@ -264,7 +271,7 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
             replay(cache, rows, count)
         for slot, given in self._inputs.items():
             size = given.shape[1] - self._positions.width
-            part = mx.contiguous(given[:, count : count + size])
+            part = _end_of(given, count, size)
             cache.cache[slot] = part if rows is None else _picked([part], rows)[0]
         for slot, states in self._steps.items():
             state = states[count - 1]
@@ -289,6 +296,22 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
             self.cache = _joined(rows)
         else:
             self._apart = rows
+
+
+def _end_of(given: mx.array, start: int, size: int) -> mx.array:
+    """A convolution's state; of a short window as a view, which pins little."""
+    end = given[:, start : start + size]
+    return end if given.shape[1] <= _SHORT else mx.contiguous(end)
+
+
+@mx.compile
+def _pick(counts: mx.array, *states: mx.array) -> mx.array:
+    """Of each row the state with its number, in one kernel."""
+    counts = counts.reshape(-1, *[1] * (states[0].ndim - 1))
+    picked = states[0]
+    for number, state in enumerate(states[1:], 1):
+        picked = mx.where(counts == number, state, picked)
+    return picked
 
 
 def _picked(arrays: Slots, rows: Sequence[int]) -> Slots:

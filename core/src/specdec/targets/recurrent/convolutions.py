@@ -34,7 +34,7 @@ class Heard(Delegate):
 
     def __call__(self, given: mx.array, *args: Any, **kwargs: Any) -> Any:
         """Run the convolution."""
-        self.input = mx.array(given)
+        self.input = given
         return self._module(given, *args, **kwargs)
 
 

@@ -18,10 +18,10 @@ from specdec.targets.recurrent.calls import (
 )
 from specdec.targets.recurrent.convolutions import Heard, convolution_slots, convolutions_of
 from specdec.targets.recurrent.gated_delta import Stepping, stepping_of
-from specdec.targets.recurrent.units import Seen, Unit, find_units, replaced, rows_in, wrapped
+from specdec.targets.recurrent.units import Seen, Unit, find_units, replaced, rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from specdec.state import RecurrentRows
 
@@ -60,6 +60,7 @@ class Recurrence:
     units: list[Unit]
     keep_steps: bool = True
     _kinds: dict[type[Any], _Kind] = field(factory=dict)
+    _watched: list[tuple[Unit, _Watched]] = field(factory=list)
 
     @classmethod
     def find(cls, model: Any, forward: Callable[[], Any]) -> Recurrence:
@@ -75,6 +76,7 @@ class Recurrence:
             kind = type(each.unit.module)
             if kind not in found._kinds:
                 found._kinds[kind] = _learn(each)
+        found._watched = [(unit, _Watched(unit, found)) for unit in found.units]
         return found
 
     @property
@@ -100,14 +102,27 @@ class Recurrence:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the units of one call of the model."""
-        with wrapped(self.units, lambda unit: _Watched(unit, self)):
+        with replaced(self._watched):
             yield
 
     def run(
-        self, unit: Unit, rows: RecurrentRows, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        unit: Unit,
+        heard: Sequence[tuple[Unit, Heard]],
+        rows: RecurrentRows,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        """Run a unit over a window and tell its cache how to drop a part of it."""
-        kind = self._kinds.setdefault(type(unit.module), _Kind())
+        """Run a unit over a window and tell its cache how to drop a part of it.
+
+        Args:
+            unit: the unit.
+            heard: its convolutions, and what listens to them.
+            rows: the cache that it updates.
+            args: its positional arguments.
+            kwargs: the others.
+        """
+        kind = self._kinds[type(unit.module)]
         call = RecordedCall(unit, rows, args, kwargs)
         before = list(rows.cache)
         rows.writes.clear()
@@ -116,8 +131,7 @@ class Recurrence:
             for slot in _written(rows, before):
                 rows.add_steps(slot, [arrays[slot] for arrays in steps])
             return output
-        convolutions = convolutions_of(unit) if self.keep_steps and kind.convolved else []
-        heard = [(place, Heard(place)) for place in convolutions]
+        heard = heard if self.keep_steps and kind.convolved else ()
         places = [] if self.keep_steps and kind.covered else projections_of(unit)
         projected = [(place, Remembered(place, call.shape)) for place in places]
         stepping = kind.stepping if self.keep_steps and call.shape[1] <= _STEPS_KEPT else None
@@ -147,12 +161,13 @@ class _Watched(Delegate):
         super().__init__(unit.module)
         self._unit = unit
         self._recurrence = recurrence
+        self._heard = [(place, Heard(place)) for place in convolutions_of(unit)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rows = rows_in(args, kwargs)
         if rows is None or not rows.recording:
             return self._module(*args, **kwargs)
-        return self._recurrence.run(self._unit, rows, args, kwargs)
+        return self._recurrence.run(self._unit, self._heard, rows, args, kwargs)
 
 
 def _written(rows: RecurrentRows, before: list[Any]) -> set[int]:
@@ -161,13 +176,13 @@ def _written(rows: RecurrentRows, before: list[Any]) -> set[int]:
 
 def _tell_inputs(
     rows: RecurrentRows,
-    heard: list[tuple[Unit, Heard]],
+    heard: Sequence[tuple[Unit, Heard]],
     convolved: Mapping[int, int],
     before: list[Any],
 ) -> set[int]:
     told = set()
     for slot, number in convolved.items():
-        given = heard[number][1].input
+        given, heard[number][1].input = heard[number][1].input, None
         if given is not None and before[slot] is not None:
             rows.add_input(slot, given)
             told.add(slot)
