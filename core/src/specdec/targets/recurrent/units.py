@@ -31,6 +31,11 @@ class Unit:
     name: Any
     module: Any
 
+    @property
+    def held(self) -> Any:
+        """What is in the module's place now."""
+        return self.holder[self.name]
+
     def put(self, value: Any) -> None:
         """Put something in the module's place."""
         if isinstance(self.holder, list):
@@ -141,10 +146,13 @@ def wrapped(units: Sequence[Unit], wrap: Callable[[Unit], Any]) -> Iterator[None
 @contextmanager
 def replaced(places: Sequence[tuple[Unit, Any]]) -> Iterator[None]:
     """Put values in these places for a while."""
+    held = [place.held for place, _ in places]
     try:
-        for place, value in places:
-            place.put(value)
+        # What somebody has put there since the model was bound is left alone.
+        for (place, value), now in zip(places, held, strict=True):
+            if now is place.module:
+                place.put(value)
         yield
     finally:
-        for place, _ in places:
-            place.put(place.module)
+        for (place, _), now in zip(places, held, strict=True):
+            place.put(now)
