@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec.batch import BatchGenerator
+    from specdec.check import ModelReport, check_model
     from specdec.checkpoints import PrefixCache
     from specdec.drafters import LoadedDrafter, bind_target, load_drafter
     from specdec.generation import GenerationResponse, generate, stream_generate
     from specdec.models import load_model
     from specdec.sampling import SamplingOptions
+    from specdec.state import CacheOptions
     from specdec.verify import Emission, GenerationStats, Request, Round, Row, VerifyGroup
 
 __all__ = [
     "BatchGenerator",
+    "CacheOptions",
     "Emission",
     "GenerationResponse",
     "GenerationStats",
     "LoadedDrafter",
+    "ModelReport",
     "PrefixCache",
     "Request",
     "Round",
@@ -31,6 +35,7 @@ __all__ = [
     "VerifyGroup",
     "__version__",
     "bind_target",
+    "check_model",
     "generate",
     "load_drafter",
     "load_model",
@@ -41,10 +46,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BatchGenerator": "specdec.batch",
+    "CacheOptions": "specdec.state",
     "Emission": "specdec.verify",
     "GenerationResponse": "specdec.generation",
     "GenerationStats": "specdec.verify",
     "LoadedDrafter": "specdec.drafters",
+    "ModelReport": "specdec.check",
     "PrefixCache": "specdec.checkpoints",
     "Request": "specdec.verify",
     "Round": "specdec.verify",
@@ -52,6 +59,7 @@ _HOMES = {
     "SamplingOptions": "specdec.sampling",
     "VerifyGroup": "specdec.verify",
     "bind_target": "specdec.drafters",
+    "check_model": "specdec.check",
     "generate": "specdec.generation",
     "load_drafter": "specdec.drafters",
     "load_model": "specdec.models",
