@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import CacheList
 
 from specdec.contract import Swap, check_keep
 from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError, RowIndexError
@@ -342,7 +343,9 @@ def _runs(places: Sequence[_Place]) -> Iterator[tuple[RowBatch, list[int]]]:
 
 def _put(given: Sequence[Any], caches: Sequence[Any]) -> None:
     for place, (cache, new) in enumerate(zip(caches, given, strict=True)):
-        if type(cache) is type(new):
+        if isinstance(cache, CacheList):
+            _put(new.caches, cache.caches)
+        elif type(cache) is type(new):
             vars(cache).update(vars(new))
         elif isinstance(caches, list):
             caches[place] = new

@@ -298,14 +298,20 @@ class MlxLmTarget:
         if self._types_missing:
             return Recurrence([])
         state = RaggedState(make_prompt_cache(self.model), together=self._fit.together)
-        state.begin_round(_PROBED, reading=True)
-        self.model(mx.zeros((1, _PROBED), mx.uint32), cache=state.row_caches[0][0])
-        state.commit_round()
         state.begin_round(3)
         if not state.records:
             return Recurrence([])
-        probe = mx.array([[1, 2, 3]], mx.uint32) % self.vocab_size
-        return Recurrence.find(self.model, lambda: self.model(probe, cache=state.row_caches[0][0]))
+        state.rollback([0])
+        caches = state.row_caches[0][0]
+
+        def forward() -> None:
+            state.begin_round(_PROBED, reading=True)
+            self.model(mx.zeros((1, _PROBED), mx.uint32), cache=caches)
+            state.commit_round()
+            state.begin_round(3)
+            self.model(mx.array([[1, 2, 3]], mx.uint32) % self.vocab_size, cache=caches)
+
+        return Recurrence.find(self.model, forward)
 
     def _probe_port(self, probe: mx.array) -> _HiddenPort | None:
         """The hidden port, if one recorded call shows hidden states of one shape throughout."""

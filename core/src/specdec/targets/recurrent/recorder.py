@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,9 @@ class _Kind:
     covered: bool = False
 
 
+_known: dict[int, tuple[list[Unit], dict[type[Any], _Kind]]] = {}
+
+
 @define(eq=False)
 class Recurrence:
     """The units of one model.
@@ -64,19 +68,27 @@ class Recurrence:
 
     @classmethod
     def find(cls, model: Any, forward: Callable[[], Any]) -> Recurrence:
-        """The units of a model.
+        """The units of a model; looked for once, however often it is bound.
 
         Args:
             model: the model.
-            forward: calls it over a window of caches that have row forms, and commits nothing.
+            forward: calls it over windows of caches that have row forms, the last of which stays
+                open.
         """
-        seen = find_units(model, forward)
-        found = cls([each.unit for each in seen])
-        for each in seen:
-            kind = type(each.unit.module)
-            if kind not in found._kinds:
-                found._kinds[kind] = _learn(each)
-        found._watched = [(unit, _Watched(unit, found)) for unit in found.units]
+        key = id(model)
+        if key not in _known:
+            seen = find_units(model, forward)
+            kinds: dict[type[Any], _Kind] = {}
+            for each in seen:
+                if type(each.unit.module) not in kinds:
+                    kinds[type(each.unit.module)] = _learn(each)
+            _known[key] = [each.unit for each in seen], kinds
+            weakref.finalize(model, _known.pop, key, None).atexit = False
+        units, kinds = _known[key]
+        if any(unit.holder is model for unit in units):
+            del _known[key]  # it would hold the model
+        found = cls(units, kinds=kinds)
+        found._watched = [(unit, _Watched(unit, found)) for unit in units]
         return found
 
     @property

@@ -80,11 +80,11 @@ class _Spy(Delegate):
 
 
 def find_units(model: Any, forward: Callable[[], Any]) -> list[Seen]:
-    """The calls of the units of a model; the first call of each.
+    """The calls of the units of a model; the last call of each.
 
     Args:
         model: the model.
-        forward: calls it over a window of caches that have row forms.
+        forward: calls it over windows of caches that have row forms, the last of which stays open.
     """
     seen: list[Seen] = []
     with wrapped(list(_places(model)), lambda unit: _Spy(unit, seen)):
@@ -92,10 +92,10 @@ def find_units(model: Any, forward: Callable[[], Any]) -> list[Seen]:
     given = {id(call.unit.module) for call in seen}
     # Of modules inside each other the innermost: the others only pass the cache on.
     inner = [s for s in seen if not any(id(m) in given for _, m in inside(s.unit.module))]
-    first: dict[Any, Seen] = {}
+    last: dict[Any, Seen] = {}
     for call in inner:
-        first.setdefault((id(call.unit.holder), call.unit.name), call)
-    return list(first.values())
+        last[id(call.unit.holder), call.unit.name] = call
+    return list(last.values())
 
 
 def rows_in(args: Sequence[Any], kwargs: dict[str, Any]) -> RecurrentRows | None:
