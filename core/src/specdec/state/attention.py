@@ -147,6 +147,9 @@ class AttentionRows:
     def begin(self) -> None:
         """A window was begun on ``positions``."""
 
+    def check(self, kept: Sequence[int] | None) -> None:
+        """Any part of a window can be kept."""
+
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""
         del kept

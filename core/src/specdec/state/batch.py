@@ -95,9 +95,15 @@ class RowBatch:
         for layer in self.caches:
             layer.begin()
 
+    def check(self, kept: Sequence[int] | None) -> None:
+        """Check that the window can be closed so; nothing changes."""
+        self.positions.check(kept)
+        for layer in self.caches:
+            layer.check(kept)
+
     def finish(self, kept: Sequence[int] | None) -> None:
         """Close the window; row b keeps its first ``kept[b]`` positions, or all of them."""
-        self.positions.check(kept)
+        self.check(kept)
         for layer in self.caches:
             layer.finish(kept)
         self.positions.finish(kept)
@@ -115,10 +121,11 @@ class RowBatch:
         A window that crossed the place where a row is quantized would show its first queries what
         its last ones must not see, or the other way round.
         """
-        length = self.positions.lengths[row]
-        if self.quantization is None or self.is_quantized or length >= self.quantization.start:
+        if self.quantization is None or self.is_quantized:
             return None
-        return self.quantization.start - length
+        # The first position is never read quantized: there is nothing to quantize before it.
+        start, length = max(self.quantization.start, 1), self.positions.lengths[row]
+        return start - length if length < start else None
 
     @property
     def is_quantized(self) -> bool:

@@ -42,13 +42,17 @@ class CacheRows(Protocol):
     def begin(self) -> None:
         """A window was begun on ``positions``."""
 
-    def finish(self, kept: Sequence[int] | None, /) -> None:
-        """Keep the first ``kept[b]`` positions of the window in row b, or all (``None``).
-
-        Called before ``positions`` moves.
+    def check(self, kept: Sequence[int] | None, /) -> None:
+        """Check that ``finish`` can do this; nothing changes.
 
         Raises:
             RollbackError: it cannot keep exactly that.
+        """
+
+    def finish(self, kept: Sequence[int] | None, /) -> None:
+        """Keep the first ``kept[b]`` positions of the window in row b, or all (``None``).
+
+        Called before ``positions`` moves, and after ``check``.
         """
 
     def take_back(self, counts: Sequence[int], /) -> None:

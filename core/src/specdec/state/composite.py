@@ -73,6 +73,11 @@ class ListRows:
         for part in self.caches:
             part.begin()
 
+    def check(self, kept: Sequence[int] | None) -> None:
+        """Check every part."""
+        for part in self.caches:
+            part.check(kept)
+
     def finish(self, kept: Sequence[int] | None) -> None:
         """Keep the same of every part."""
         for part in self.caches:

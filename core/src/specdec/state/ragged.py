@@ -65,8 +65,9 @@ class RaggedState:
     ) -> None:
         self._together = together
         self._width = 0
+        # Per row, whether its last window was of one position, which it kept.
+        self._single = [False]
         batch = RowBatch(caches, quantization)
-        batch.quantize_if_due()
         self._places: list[_Place] = [(batch, 0)]
         self._batches: list[tuple[RowBatch, list[int]]] = [(batch, [0])]
 
@@ -141,6 +142,7 @@ class RaggedState:
             raise RoundOpenError("begin_round")
         if width < 1:
             raise RollbackError(f"a round of {width} positions was begun; give 1 or more")
+        self._quantize_due()
         for batch, _ in self._batches:
             batch.begin(width, reading=reading)
         self._width = width
@@ -155,6 +157,7 @@ class RaggedState:
             raise NoOpenRoundError("commit_round")
         for batch, _ in self._batches:
             batch.finish(None)
+        self._single = [self._width == 1] * self.row_count
         self._width = 0
         self._regroup()
 
@@ -173,9 +176,10 @@ class RaggedState:
             )
         shares = [[kept[row] for row in rows] for _, rows in self._batches]
         for (batch, _), share in zip(self._batches, shares, strict=True):
-            batch.positions.check(share)
+            batch.check(share)
         for (batch, _), share in zip(self._batches, shares, strict=True):
             batch.finish(share)
+        self._single = [self._width == count == 1 for count in kept]
         self._width = 0
         self._regroup()
 
@@ -189,8 +193,17 @@ class RaggedState:
             RollbackError: a row cannot.
         """
         self._between_rounds("take_back")
+        known = zip(counts, self._single, strict=False)
+        if len(counts) != self.row_count or any(
+            count not in {0, 1} or (count and not single) for count, single in known
+        ):
+            raise RollbackError(
+                f"rows cannot take back {list(counts)} positions; give 1 only where the last "
+                "window was of one position that was kept"
+            )
         for batch, rows in self._batches:
             batch.take_back([counts[row] for row in rows])
+        self._single = [False] * self.row_count
         self._regroup()
 
     # Membership.
@@ -207,7 +220,13 @@ class RaggedState:
         for state in (self, *rows):
             state._between_rounds("prepare_append")
         built = _grouped([place for s in (self, *rows) for place in s._places], self._together)
-        return Swap(lambda: self._swap(built))
+        single = [each for state in (self, *rows) for each in state._single]
+
+        def join() -> None:
+            self._swap(built)
+            self._single = single
+
+        return Swap(join)
 
     def filter_rows(self, keep: Sequence[int]) -> None:
         """Keep and reorder rows: ``keep`` lists old indices.
@@ -220,6 +239,7 @@ class RaggedState:
         check_keep(keep, self.row_count)
         if list(keep) != list(range(self.row_count)):
             self._swap(_grouped([self._places[k] for k in keep], self._together))
+            self._single = [self._single[k] for k in keep]
 
     def extract_row(self, row: int) -> list[Any]:
         """One row as mlx-lm caches that share nothing with this state.
@@ -231,6 +251,7 @@ class RaggedState:
         self._between_rounds("extract_row")
         if not 0 <= row < self.row_count:
             raise RowIndexError("extract_row", row, self.row_count)
+        self._quantize_due()
         batch, own = self._places[row]
         caches = batch.extract(own)
         mx.eval([cache.state for cache in caches])
@@ -251,6 +272,7 @@ class RaggedState:
         self._between_rounds("write_back")
         if not 0 <= row < self.row_count:
             raise RowIndexError("write_back", row, self.row_count)
+        self._quantize_due()
         batch, own = self._places[row]
         alone = self.row_count == 1
         _put(batch.extract(own, share=True) if alone else self.extract_row(row), caches)
@@ -261,6 +283,9 @@ class RaggedState:
         """Spread the rows anew where their keys have come to differ, or to agree."""
         if len(self._places) > 1 and (len(self._batches) > 1 or self._split()):
             self._swap(_grouped(self._places, self._together))
+
+    def _quantize_due(self) -> None:
+        """Quantize rows that are long enough now, before anybody looks at them."""
         if not any(batch.is_due for batch, _ in self._batches):
             return
         for batch, _ in self._batches:

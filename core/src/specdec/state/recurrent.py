@@ -22,7 +22,7 @@ from mlx_lm.models.cache import ArraysCache
 from specdec.errors import RollbackError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from specdec.state.positions import RowPositions
 
@@ -67,6 +67,7 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         super().__init__(size)
         self._positions = positions
         self._before: Slots | None = None
+        self._before_apart: list[Slots] | None = None
         self._replays: list[Replay] = []
         self._steps: dict[int, Sequence[mx.array]] = {}
         self._inputs: dict[int, mx.array] = {}
@@ -124,9 +125,12 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         """A new layer of the rows that are listed with each part."""
         layer = cls(len(parts[0][0].cache), positions)
         layer.cache = _joined([part._taken(rows) for part, rows in parts])
-        if any(part._before is not None for part, _ in parts):
-            before = [part._taken(rows, before=True) for part, rows in parts]
-            layer._before = _joined(before) if _alike([before, [layer.cache]]) else None
+        if any(part._knows_before for part, _ in parts):
+            before = [part._before_of(row) for part, rows in parts for row in rows]
+            if _alike(before):
+                layer._before = _joined(before)
+            else:
+                layer._before_apart = before
         return layer
 
     def key(self, row: int) -> Hashable:
@@ -141,15 +145,26 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
 
     def begin(self) -> None:
         """A window was begun: what is there now is kept by reference."""
-        self._before = list(self.cache)
+        self._before, self._before_apart = list(self.cache), None
         self._forget()
 
-    def finish(self, kept: Sequence[int] | None) -> None:
-        """Keep part of the window.
+    def check(self, kept: Sequence[int] | None) -> None:
+        """Check that somebody recorded how the arrays came about, where part is to be kept.
 
         Raises:
-            RollbackError: nobody recorded how the arrays came about.
+            RollbackError: nobody did.
         """
+        width = self._positions.width
+        partly = [count for count in kept or () if 0 < count < width]
+        told = {*self._steps, *self._inputs}.union(*(r.slots for r in self._replays))
+        if partly and not self._written <= told:
+            raise RollbackError(
+                f"a recurrent layer cannot keep {partly[0]} of {width} positions: "
+                "nobody recorded how it was updated"
+            )
+
+    def finish(self, kept: Sequence[int] | None) -> None:
+        """Keep part of the window."""
         before, width = self._before, self._positions.width
         assert before is not None
         if kept is None or all(count == width for count in kept):
@@ -174,13 +189,13 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         """
         if not any(counts):
             return
-        if self._before is None:
+        if not self._knows_before:
             raise RollbackError("what these recurrent rows were before is not kept any more")
         rows = [
-            _picked(self._before if count else self.cache, [row])
+            self._before_of(row) if count else self._taken([row])
             for row, count in enumerate(counts)
         ]
-        self._before = None
+        self._before = self._before_apart = None
         self._settle(rows)
 
     def extract(self, row: int, *, share: bool = False) -> ArraysCache:
@@ -209,10 +224,14 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
 
     def _told(self, kept: Sequence[int], before: Slots) -> bool:
         """Whether every array is told without running anything again."""
-        written = [slot for slot, held in enumerate(self.cache) if held is not before[slot]]
-        if 0 in kept and any(before[slot] is None for slot in written):
+        if 0 in kept and any(before[slot] is None for slot in self._written):
             return False  # a row that keeps nothing has nothing
-        return all(slot in self._steps or slot in self._inputs for slot in written)
+        return self._written <= {*self._steps, *self._inputs}
+
+    @property
+    def _written(self) -> set[int]:
+        before = self.before
+        return {slot for slot, held in enumerate(self.cache) if held is not before[slot]}
 
     def _slot_after(self, slot: int, kept: Sequence[int], before: Slots) -> mx.array | None:
         """One array after each row has kept its own number of positions."""
@@ -221,7 +240,9 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
             return held
         if slot in self._inputs:
             return self._slice_after(self._inputs[slot], kept)
-        states: list[Any] = [held, *self._steps[slot]]
+        steps = self._steps[slot]
+        # Where there was nothing before, every row keeps something.
+        states: list[Any] = [steps[0] if held is None else held, *steps]
         if len({*kept}) == 1:
             after: mx.array | None = states[kept[0]]
             return after
@@ -260,13 +281,6 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         cache = ArraysCache(len(before))
         cache.cache = before if rows is None else _picked(before, rows)
         cache.cache = list(cache.cache)
-        written = {slot for slot, held in enumerate(self.cache) if held is not before[slot]}
-        recorded = {*self._steps, *self._inputs}.union(*(r.slots for r in self._replays))
-        if not written <= recorded:
-            raise RollbackError(
-                f"a recurrent layer cannot keep {count} of {self._positions.width} positions: "
-                "nobody recorded how it was updated"
-            )
         for replay in self._replays:
             replay(cache, rows, count)
         for slot, given in self._inputs.items():
@@ -279,20 +293,28 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         held: Slots = cache.cache
         return held
 
-    def _taken(self, rows: Sequence[int], *, before: bool = False) -> Slots:
-        arrays: Slots = self.cache
-        if before and self._before is not None:
-            arrays = self._before
-        elif self._apart is not None:
+    def _taken(self, rows: Sequence[int]) -> Slots:
+        if self._apart is not None:
             return _joined([self._apart[row] for row in rows])
         if list(rows) == list(range(len(self._positions.lengths))):
+            arrays: Slots = self.cache
             return arrays
-        return _picked(arrays, rows)
+        return _picked(self.cache, rows)
+
+    @property
+    def _knows_before(self) -> bool:
+        return self._before is not None or self._before_apart is not None
+
+    def _before_of(self, row: int) -> Slots:
+        """What a row was before its last position; where nobody knows, what it is."""
+        if self._before_apart is not None:
+            return self._before_apart[row]
+        return self._taken([row]) if self._before is None else _picked(self._before, [row])
 
     def _settle(self, rows: list[Slots]) -> None:
         """Take single rows, together where their shapes allow it."""
         self._apart = None
-        if _alike([rows]):
+        if _alike(rows):
             self.cache = _joined(rows)
         else:
             self._apart = rows
@@ -330,10 +352,6 @@ def _joined(rows: Sequence[Slots]) -> Slots:
     ]
 
 
-def _alike(groups: Iterable[Sequence[Slots]]) -> bool:
-    shapes = {
-        tuple(None if array is None else array.shape[1:] for array in arrays)
-        for group in groups
-        for arrays in group
-    }
+def _alike(rows: Sequence[Slots]) -> bool:
+    shapes = {tuple(None if a is None else a.shape[1:] for a in arrays) for arrays in rows}
     return len(shapes) == 1

@@ -123,7 +123,7 @@ class WindowRows:
     def adopt(cls, cache: Any, positions: RowPositions) -> WindowRows:
         """One row that takes over what an mlx-lm cache holds, put in its places."""
         rows = cls(positions, cache.max_size, cache.keep)
-        if cache.keys is not None:
+        if cache.keys is not None and cache.offset:  # mlx-lm's trim leaves the arrays
             held = [cache._temporal_order(array) for array in (cache.keys, cache.values)]
             rows._store(held, cache.offset, kept=cache.keep)
         return rows
@@ -151,6 +151,9 @@ class WindowRows:
     def begin(self) -> None:
         """A window was begun on ``positions``."""
         self._own = None
+
+    def check(self, kept: Sequence[int] | None) -> None:
+        """Any part of a window can be kept."""
 
     def finish(self, kept: Sequence[int] | None) -> None:
         """Of a window in place only the lengths tell; of another, what is kept is written now."""
