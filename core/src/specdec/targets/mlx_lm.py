@@ -97,7 +97,13 @@ class MlxLmTarget:
         self._backbone = find_backbone(model)
         # Built but never evaluated: shapes alone tell whether the model fits.
         probe = mx.zeros((1, 2), mx.uint32)
-        logits = model(probe)
+        try:
+            logits = model(probe)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UnsupportedModelError(
+                f"{type(model).__module__}: calling the model raised {one_line(error)}; "
+                "it does not run on this machine"
+            ) from error
         if not isinstance(logits, mx.array) or logits.ndim != 3 or logits.shape[:2] != (1, 2):
             raise UnsupportedModelError(
                 f"{type(model).__module__}: calling the model does not give logits [batch, length, "
