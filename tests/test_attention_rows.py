@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 from mlx_lm.utils import load_model
 from tiny_models import ATTENTION, VOCABULARY, alone, logits_check, tiny_model
 from tokenizers import Tokenizer
@@ -24,6 +33,8 @@ from specdec.state import NativeState, RaggedState, row_state, types_without_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from specdec.state import RowState
 
 LAYERS, HEADS, KEY, VALUE = 2, 2, 3, 1
 NUMBERS = itertools.count()
@@ -70,14 +81,28 @@ def of_cache(caches: Sequence[KVCache], length: int) -> list[Entry]:
     return held([(c.keys[..., :length, :], c.values[..., :length, :]) for c in caches])[0]
 
 
+def layers(state: RowState) -> list[Any]:
+    """What a model is given for the rows of a state that are one batch, as rows of K/V always are.
+
+    Asked anew after every verb that changes the rows: they may be in another batch then.
+    """
+    ((caches, rows),) = state.row_caches
+    assert list(rows) == list(range(state.row_count))
+    return caches
+
+
 def check_rows(state: RaggedState, rows: list[list[Entry]]) -> None:
     assert state.row_count == len(rows)
     assert state.lengths == tuple(map(len, rows))
     assert state.open_width == 0
-    longest = max(map(len, rows), default=0)
-    assert [layer.size() for layer in state.caches] == [longest] * LAYERS
+    if not rows:
+        assert list(state.row_caches) == []
+        assert state.arrays() == []
+        return
+    longest = max(map(len, rows))
+    assert [layer.size() for layer in layers(state)] == [longest] * LAYERS
     if longest:
-        found = held([layer.state for layer in state.caches])
+        found = held([layer.state for layer in layers(state)])
         assert [row[: len(want)] for row, want in zip(found, rows, strict=True)] == rows
 
 
@@ -89,13 +114,13 @@ def run_window(
     lengths = [len(row) for row in rows]
     state.begin_round(width)
     assert state.open_width == width
-    for layer in state.caches:
+    for layer in layers(state):
         assert mx.array(layer.offset).tolist() == (
             lengths[0] if len(set(lengths)) == 1 else lengths
         )
-    mask = state.caches[0].make_mask(width, return_array=True)
+    mask = layers(state)[0].make_mask(width, return_array=True)
     seen = []
-    for layer, (keys, values) in zip(state.caches, windows, strict=True):
+    for layer, (keys, values) in zip(layers(state), windows, strict=True):
         seen.append(layer.update_and_fetch(keys, values))
         after = [length + width for length in lengths]
         assert mx.array(layer.offset).tolist() == (after[0] if len(set(after)) == 1 else after)
@@ -221,7 +246,7 @@ def test_the_mask_a_model_asks_for_covers_what_it_then_gets(
     with backend(plans=plans):
         state, rows = ragged(*lengths)
     state.begin_round(width)
-    layer = state.caches[0]
+    layer = layers(state)[0]
     mask = layer.make_mask(width, return_array=True, window_size=window)
     assert isinstance(mask, mx.array)
     windows, added = fresh(len(rows), width)
@@ -245,14 +270,14 @@ def test_a_cold_state_holds_nothing() -> None:
     assert state.nbytes == 0
     assert state.can_roll_back
     assert state.reason is None
-    for layer in state.caches:
+    for layer in layers(state):
         assert layer.empty()
         assert layer.offset == 0
         assert layer.state == (None, None)
     state.begin_round(2)
-    state.caches[0].update_and_fetch(*fresh(1, 2)[0][0])
-    assert not state.caches[0].empty()
-    assert state.nbytes == state.caches[0].nbytes == 256 * HEADS * (KEY + VALUE) * 4
+    layers(state)[0].update_and_fetch(*fresh(1, 2)[0][0])
+    assert not layers(state)[0].empty()
+    assert state.nbytes == layers(state)[0].nbytes == 256 * HEADS * (KEY + VALUE) * 4
 
 
 def test_a_row_without_positions_goes_back_as_a_cold_cache() -> None:
@@ -270,9 +295,9 @@ def test_a_buffer_of_an_exact_length_grows_before_it_is_read_further(plans: bool
         state, rows = ragged(300, 270)
         taken = [RaggedState(state.extract_row(row)) for row in (0, 1)]
         joint = joined(taken)
-    assert joint.caches[0].keys.shape[2] == 300
-    joint.filter_rows([1])
-    check_rows(joint, run_window(joint, rows[1:], 5, [3]))
+        assert layers(joint)[0].keys.shape[2] == 300
+        joint.filter_rows([1])
+        check_rows(joint, run_window(joint, rows[1:], 5, [3]))
 
 
 @pytest.mark.parametrize("again", [[], [0], [2]])
@@ -280,6 +305,12 @@ def test_a_drained_state_takes_rows_again(again: list[int]) -> None:
     state, _ = ragged(3, 4)
     state.filter_rows([])
     check_rows(state, [])
+    ends: list[Callable[[], None]] = [state.commit_round, lambda: state.rollback([])]
+    for end in ends:  # an empty round is a round
+        state.begin_round(2)
+        assert state.open_width == 2
+        end()
+        check_rows(state, [])
     others = [ragged(n) for n in again]
     state.prepare_append([other for other, _ in others]).commit()
     rows = [row for _, its in others for row in its]
@@ -309,7 +340,7 @@ def test_a_rollback_outside_the_window_is_refused_and_changes_nothing(kept: list
     state, rows = ragged(3, 5, 2)
     state.begin_round(3)
     windows, added = fresh(3, 3)
-    for layer, window in zip(state.caches, windows, strict=True):
+    for layer, window in zip(layers(state), windows, strict=True):
         layer.update_and_fetch(*window)
     before = snapshot(state)
     with pytest.raises(RollbackError):
@@ -386,15 +417,15 @@ def test_a_row_beside_the_only_one_cannot_be_taken_out(row: int) -> None:
 def test_a_window_other_than_the_one_begun_is_refused() -> None:
     state, rows = ragged(3, 5)
     with pytest.raises(RollbackError, match="begin_round"):
-        state.caches[0].update_and_fetch(*fresh(2, 1)[0][0])  # none was begun
+        layers(state)[0].update_and_fetch(*fresh(2, 1)[0][0])  # none was begun
     state.begin_round(2)
     with pytest.raises(RollbackError, match="window of 3 positions"):
-        state.caches[0].update_and_fetch(*fresh(2, 3)[0][0])
+        layers(state)[0].update_and_fetch(*fresh(2, 3)[0][0])
     windows, added = fresh(2, 2)
-    for layer, window in zip(state.caches, windows, strict=True):
+    for layer, window in zip(layers(state), windows, strict=True):
         layer.update_and_fetch(*window)
     with pytest.raises(RollbackError, match="window of 2 positions"):
-        state.caches[0].update_and_fetch(*windows[0])  # twice
+        layers(state)[0].update_and_fetch(*windows[0])  # twice
     state.commit_round()
     check_rows(state, [rows[0] + added[0], rows[1] + added[1]])
 
@@ -402,7 +433,7 @@ def test_a_window_other_than_the_one_begun_is_refused() -> None:
 def test_a_round_that_failed_in_the_middle_of_the_layers_leaves_no_trace() -> None:
     state, rows = ragged(3, 5)
     state.begin_round(2)
-    state.caches[0].update_and_fetch(*fresh(2, 2)[0][0])
+    layers(state)[0].update_and_fetch(*fresh(2, 2)[0][0])
     state.rollback([0, 0])
     check_rows(state, rows)
     check_rows(state, run_window(state, rows, 3, [3, 1]))
@@ -415,11 +446,11 @@ def test_a_round_that_failed_in_the_middle_of_the_layers_leaves_no_trace() -> No
 def test_a_rollback_touches_no_array(lengths: tuple[int, ...]) -> None:
     state, rows = ragged(*lengths)
     state.begin_round(3)
-    for layer, window in zip(state.caches, fresh(len(rows), 3)[0], strict=True):
+    for layer, window in zip(layers(state), fresh(len(rows), 3)[0], strict=True):
         layer.update_and_fetch(*window)
-    before = [(layer.keys, layer.values) for layer in state.caches]
+    before = [(layer.keys, layer.values) for layer in layers(state)]
     state.rollback([1] * len(rows))
-    for layer, (keys, values) in zip(state.caches, before, strict=True):
+    for layer, (keys, values) in zip(layers(state), before, strict=True):
         assert layer.keys is keys
         assert layer.values is values
 
@@ -434,7 +465,7 @@ def long_rows(lengths: Sequence[int]) -> RaggedState:
         state = RaggedState([KVCache()])
         state.begin_round(length)
         zeros = mx.zeros((1, 1, length, SCALE))
-        state.caches[0].update_and_fetch(zeros, zeros)
+        layers(state)[0].update_and_fetch(zeros, zeros)
         state.commit_round()
         states.append(state)
     state = joined(states)
@@ -449,7 +480,7 @@ def peak_of_a_window(state: RaggedState) -> int:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     state.begin_round(4)
-    keys, values = state.caches[0].update_and_fetch(ones, ones)
+    keys, values = layers(state)[0].update_and_fetch(ones, ones)
     mx.eval(state.arrays(), keys[..., -1:, :].sum(), values[..., -1:, :].sum())
     state.rollback([2] * state.row_count)
     return mx.get_peak_memory() - before
@@ -462,7 +493,7 @@ def test_an_append_copies_nothing_unless_somebody_holds_a_view(lengths: tuple[in
     assert one_buffer >= LONG * SCALE * 4
     for _ in range(3):
         assert peak_of_a_window(state) < 100_000
-    view, _ = state.caches[0].state  # the measure can see a copy
+    view, _ = layers(state)[0].state  # the measure can see a copy
     mx.eval(view)
     assert peak_of_a_window(state) >= one_buffer
 
@@ -473,10 +504,10 @@ def test_growth_leaves_headroom_so_that_copies_stay_rare() -> None:
     ones = mx.ones((2, 1, 20, SCALE))
     for _ in range(80):
         state.begin_round(20)
-        state.caches[0].update_and_fetch(ones, ones)
+        layers(state)[0].update_and_fetch(ones, ones)
         state.rollback([19, 15])
         mx.eval(state.arrays())
-        sizes.add(state.caches[0].keys.shape[2])
+        sizes.add(layers(state)[0].keys.shape[2])
     assert state.lengths == (2000 + 80 * 19, 1999 + 80 * 15)
     assert len(sizes) <= 5  # 2000 to 3520 positions: 2048, then by an eighth or more
     assert max(sizes) <= 3540 * 9 / 8 + 256
@@ -496,11 +527,11 @@ def test_an_extracted_row_that_fills_its_buffer_does_not_change_with_it() -> Non
     state = RaggedState([KVCache()])
     state.begin_round(256)
     ones = mx.ones((1, 1, 256, 2))
-    state.caches[0].update_and_fetch(ones, ones)
+    layers(state)[0].update_and_fetch(ones, ones)
     state.commit_round()
     kept = state.extract_row(0)  # one head and a full buffer: the slice is the buffer
-    state.caches[0].keys[..., :, :] = 7.0
-    mx.eval(state.caches[0].keys)
+    layers(state)[0].keys[..., :, :] = 7.0
+    mx.eval(layers(state)[0].keys)
     assert kept[0].keys.tolist() == ones.tolist()
 
 
@@ -512,31 +543,64 @@ def test_windows_get_one_width_and_a_mask_to_add_only_where_a_plan_would_be_buil
         state, _ = ragged(3, 5)
     widths = [state.window_width(needed, 4) for needed in (1, 2, 3, 4)]
     assert widths == ([1, 4, 4, 4] if plans else [1, 2, 3, 4])
-    mask = state.caches[0].make_mask(4)
+    mask = layers(state)[0].make_mask(4)
     assert isinstance(mask, mx.array)
-    assert mask.dtype == (state.caches[0].keys.dtype if plans else mx.bool_)
+    assert mask.dtype == (layers(state)[0].keys.dtype if plans else mx.bool_)
 
 
 # Which caches have a row form.
+
+
+class Special(KVCache):  # type: ignore[misc]
+    """Has no row form: what a subclass changes is not known."""
+
+
+class OwnRing(RotatingKVCache):  # type: ignore[misc]
+    """Another."""
 
 
 def test_a_type_without_a_row_form_is_named() -> None:
     plain = [KVCache(), KVCache()]
     assert types_without_row_form(plain) == []
     assert isinstance(row_state(plain), RaggedState)
-    mixed = [RotatingKVCache(16), KVCache(), QuantizedKVCache(), RotatingKVCache(8)]
-    assert types_without_row_form(mixed) == ["RotatingKVCache", "QuantizedKVCache"]
+    mixed = [OwnRing(16), KVCache(), Special(), OwnRing(8), QuantizedKVCache()]
+    assert types_without_row_form(mixed) == ["OwnRing", "Special"]
     state = row_state(mixed)
     assert isinstance(state, NativeState)
     assert state.reason is not None
-    assert "RotatingKVCache, QuantizedKVCache" in state.reason
+    assert "OwnRing, Special" in state.reason
+    assert "\n" not in state.reason
 
 
 def test_a_subclass_of_the_attention_cache_has_no_row_form_of_its_own() -> None:
-    class Special(KVCache):  # type: ignore[misc]
-        pass
-
     assert types_without_row_form([Special()]) == ["Special"]
+
+
+def test_a_type_without_a_row_form_is_found_inside_of_lists() -> None:
+    deep = CacheList(ArraysCache(1), CacheList(KVCache(), Special()))
+    assert types_without_row_form([deep, Special(), OwnRing(8)]) == ["Special", "OwnRing"]
+    assert isinstance(row_state([deep]), NativeState)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        KVCache(),
+        ConcatenateKVCache(),
+        RotatingKVCache(16, keep=2),
+        QuantizedKVCache(),
+        ArraysCache(2),
+        ChunkedKVCache(8),
+        CacheList(KVCache(), ArraysCache(1)),
+    ],
+    ids=lambda cache: type(cache).__name__,
+)
+def test_every_cache_type_of_mlx_lm_has_a_row_form(cache: Any) -> None:
+    assert types_without_row_form([cache]) == []
+    state = row_state([cache])
+    assert isinstance(state, RaggedState)
+    assert state.can_roll_back
+    assert type(state.extract_row(0)[0]) is type(cache)
 
 
 # Whole models, run as mlx-lm wrote them.
@@ -559,7 +623,7 @@ def speculate(
         assert isinstance(state, RaggedState)
         if chunk:
             state.begin_round(chunk)
-            logits = model(mx.array([text[:chunk]]), cache=state.caches)
+            logits = model(mx.array([text[:chunk]]), cache=layers(state))
             state.commit_round()
             yield from ((row, i, logits[0, i]) for i in range(chunk))
         states.append(state)
@@ -571,7 +635,7 @@ def speculate(
             wrong = [(token + 1) % VOCABULARY for token in text[start + keep : start + width]]
             windows.append([*text[start : start + keep], *wrong])
         state.begin_round(width)
-        logits = model(mx.array(windows), cache=state.caches)
+        logits = model(mx.array(windows), cache=layers(state))
         mx.eval(logits)
         state.rollback(kept)
         for row, keep in enumerate(kept):
@@ -638,11 +702,11 @@ def test_a_row_that_left_goes_on_in_mlx_lm_as_if_it_had_never_been_here() -> Non
     state, other = (row_state(make_prompt_cache(model)) for _ in range(2))
     for each, text in ((state, TEXTS[0]), (other, TEXTS[1][:3])):
         each.begin_round(len(text[:10]))
-        model(mx.array([text[:10]]), cache=each.row_caches[0])
+        model(mx.array([text[:10]]), cache=layers(each))
         each.commit_round()
     other.prepare_append([state]).commit()
     other.begin_round(4)
-    model(mx.array([[1] * 4, TEXTS[0][10:14]]), cache=other.row_caches[0])
+    model(mx.array([[1] * 4, TEXTS[0][10:14]]), cache=layers(other))
     other.rollback([0, 3])
     caches = make_prompt_cache(model)
     other.write_back(1, caches)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import mlx.core as mx
 import pytest
+from attrs import evolve
 from llguidance import LLParserLimits
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
@@ -25,10 +26,12 @@ from scripted import (
     text_of,
     tiny_tokenizer,
 )
-from tiny_models import HYBRID, VOCABULARY, tiny_model
+from tiny_models import HYBRID, VOCABULARY, WINDOWED, tiny_model
 
 from specdec import VerifyGroup, stream_generate
 from specdec.grammar import Grammar, matcher
+from specdec.targets import mlx_lm
+from specdec.targets.fit import fit_of
 from specdec.verify import handover
 from specdec.verify.text import RowText
 
@@ -129,8 +132,20 @@ def test_a_request_without_a_cache_runs_the_model_once_a_token(
     assert shapes == [(1, len(PROMPTS[2]) - 1)] + [(1, 1)] * max_tokens
 
 
-def test_an_interrupt_in_the_final_read_leaves_no_token_twice_in_a_recurrent_state() -> None:
-    model = tiny_model(HYBRID)
+@pytest.mark.parametrize(
+    ("name", "native", "reads"),
+    [
+        ("qwen3", False, 2),
+        (HYBRID, False, 2),
+        (WINDOWED, False, 2),
+        (HYBRID, True, 2),
+        (WINDOWED, True, 1),  # a ring cannot drop what it has read: it counts as read
+    ],
+)
+def test_an_interrupt_in_the_final_read_leaves_no_token_twice_in_the_state(
+    name: str, native: bool, reads: int
+) -> None:
+    model = tiny_model(name)
     cache = make_prompt_cache(model)
     calls = itertools.count()
 
@@ -139,12 +154,17 @@ def test_an_interrupt_in_the_final_read_leaves_no_token_twice_in_a_recurrent_sta
         if next(calls) == 0:
             raise KeyboardInterrupt
 
-    responses = stream_generate(model, tiny_tokenizer(), list(PROMPTS[2]), 6, prompt_cache=cache)
-    text = [*PROMPTS[2], next(responses).token, next(responses).token]
+    reason = "its rows are native in this test" if native else None
+    found = fit_of(model, VOCABULARY)
+    with mock.patch.object(mlx_lm, "fit_of", return_value=evolve(found, reason=reason)):
+        responses = stream_generate(
+            model, tiny_tokenizer(), list(PROMPTS[2]), 6, prompt_cache=cache
+        )
+        text = [*PROMPTS[2], next(responses).token, next(responses).token]
     only = SimpleNamespace(array=mx.array, int32=mx.int32, eval=interrupted)
     with mock.patch.object(handover, "mx", only), pytest.raises(KeyboardInterrupt):
         responses.close()
-    assert next(calls) == 2
+    assert next(calls) == reads
     offsets = {each.offset for each in cache if isinstance(getattr(each, "offset", None), int)}
     assert offsets == {len(text)}
     warm = generate_step(mx.array([7, 8]), model, max_tokens=5, prompt_cache=cache)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import re
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -12,9 +15,19 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
-from tiny_models import ATTENTION, HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
+from tiny_models import (
+    ATTENTION,
+    HYBRID,
+    VOCABULARY,
+    WINDOWED,
+    alone,
+    build_model,
+    logits_check,
+    random_state,
+    tiny_model,
+)
 
 import specdec_demo
 from specdec.contract import ContextKind, require_port
@@ -24,8 +37,8 @@ from specdec.errors import (
     TargetLacksError,
     UnsupportedModelError,
 )
-from specdec.state import NativeState, RaggedState, RowState
-from specdec.targets import MlxLmTarget
+from specdec.state import NativeState, RaggedState, RowState, Together
+from specdec.targets import MlxLmTarget, fit
 from specdec.targets.intercept import find_backbone
 
 if TYPE_CHECKING:
@@ -121,7 +134,7 @@ def layers_by_hand(target: MlxLmTarget, windows: list[list[list[int]]]) -> Itera
     """The residual stream after each layer, then the final norm, by calling them one by one."""
     inner = target.model.model
     state = target.new_state()
-    caches = state.row_caches[0]
+    caches = state.row_caches[0][0]
     for window in windows:
         state.begin_round(len(window[0]))
         hidden = inner.embed_tokens(mx.array(window))
@@ -451,46 +464,204 @@ def test_each_target_gets_the_state_that_its_caches_and_its_code_allow(
 ) -> None:
     name = request.node.callspec.params["target"]
     state = target.new_state()
+    assert isinstance(state, RaggedState)
     assert state.lengths == (0,)
-    assert state.reason == target.no_speculation_reason
-    if name in ("demo-qwen3", *ATTENTION):
-        assert isinstance(state, RaggedState)
-        assert target.no_speculation_reason is None
-    else:
-        why = {"gemma2": "rows of different length", WINDOWED: "RotatingKVCache"}
-        assert isinstance(state, NativeState)
-        assert target.no_speculation_reason is not None
-        assert why.get(name, "ArraysCache") in target.no_speculation_reason
-        assert "\n" not in target.no_speculation_reason
+    assert target.no_speculation_reason is None
+    assert target.together is (Together.EQUAL if name == "gemma2" else Together.ANY)
+    recurrent = [c for c in make_prompt_cache(target.model) if isinstance(c, ArraysCache)]
+    assert len(target.recurrence.units) == len(recurrent)
+    assert bool(recurrent) == (name in {"demo-qwen3_5", HYBRID})
 
 
-def test_a_model_that_spreads_the_mask_over_its_heads_is_not_given_ragged_rows() -> None:
+def test_a_model_that_spreads_the_mask_over_its_heads_is_given_rows_of_equal_length() -> None:
     # gemma2 adds an axis to the scores but not to the mask: rows would read each other's mask.
     model = tiny_model("gemma2")
     target = MlxLmTarget(model)
-    want = [run(target, [[w[row]] for w in TWO_ROWS]) for row in (0, 1)]
+    same = logits_check(model)
+    texts = TEXT, OTHER, TEXT[::-1], OTHER[::-1]
+    want = [alone(model, text) for text in texts]
     state = target.new_state()
     run(target, [[TEXT[:4]]], state=state)
-    other = target.new_state()
-    run(target, [[[7]], [OTHER[:1]]], state=other)
-    state.prepare_append([other]).commit()
-    assert state.lengths == (4, 2)
-    ((logits, _),) = run(target, [[TEXT[4:5], OTHER[1:2]]], state=state)
-    assert mx.array_equal(logits[0], want[0][1][0][0]).item()
+    others = [target.new_state() for _ in range(3)]
+    for other, text, length in zip(others, texts[1:], (2, 2, 4), strict=True):
+        run(target, [[text[:length]]], state=other)
+    state.prepare_append(others).commit()
+    batches = []
+    for kept in ([1, 1, 1, 1], [0, 2, 2, 1], [1, 1, 0, 0], [1, 0, 1, 2]):
+        batches.append(sorted(list(rows) for _, rows in state.row_caches))
+        assert sorted(row for rows in batches[-1] for row in rows) == [0, 1, 2, 3]
+        lengths = state.lengths
+        windows = [text[n : n + 2] for text, n in zip(texts, lengths, strict=True)]
+        state.begin_round(2)
+        window = target.forward(mx.array(windows), state, ContextKind.POST_NORM)
+        state.rollback(kept)
+        port = target.hidden_taps
+        assert port is not None
+        assert window.context is not None
+        same(port.logits(window.context), window.logits)  # in the same order
+        for row, (n, keep) in enumerate(zip(lengths, kept, strict=True)):
+            for position in range(keep):
+                same(window.logits[row, position], want[row][n + position])
+    assert state.lengths == (7, 6, 6, 8)
+    # By the lengths 4 2 2 4, then 5 3 3 5, 5 5 5 6 and 6 6 5 6.
+    assert batches == [[[0, 3], [1, 2]], [[0, 3], [1, 2]], [[0, 1, 2], [3]], [[0, 1, 3], [2]]]
     # Without a second set of key heads there is no such axis, and ragged rows are fine.
     plain = build_model("gemma2", num_key_value_heads=4)
-    assert MlxLmTarget(plain).no_speculation_reason is None
+    assert MlxLmTarget(plain).together is Together.ANY
+
+
+class Placed(Outer):
+    """A model whose logits depend on the position of each token, and on nothing else before it.
+
+    What a mistaken model would do is in ``offsets`` and ``odd``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Inner(8, 8, 8))
+
+    def __call__(self, ids: mx.array, cache: Any = None) -> Any:
+        offset = 0 if cache is None else self.offsets(cache[0].offset)
+        start = mx.array(offset).reshape(-1, 1)
+        places = (start + mx.arange(ids.shape[1])) * 7 % VOCABULARY
+        logits = super().__call__(ids, cache) + self.model.embed_tokens.as_linear(
+            self.model.embed_tokens(places)
+        )
+        return self.odd(logits, cache is not None and bool(mx.any(start > 0).item()))
+
+    def offsets(self, offset: Any) -> Any:
+        return offset
+
+    def odd(self, logits: mx.array, warm: bool) -> mx.array:
+        return logits
+
+
+class NeedsAnInt(Placed):
+    def offsets(self, offset: Any) -> Any:
+        if isinstance(offset, mx.array):
+            raise TypeError("an int, please")
+        return offset
+
+
+class TakesTheFirst(Placed):
+    def offsets(self, offset: Any) -> Any:
+        return offset[0] if isinstance(offset, mx.array) else offset
+
+
+class MixesRows(Placed):
+    def odd(self, logits: mx.array, warm: bool) -> mx.array:
+        return logits + logits[:1]
+
+
+class OneRowAlone(Placed):
+    def odd(self, logits: mx.array, warm: bool) -> mx.array:
+        if logits.shape[0] > 1:
+            raise ValueError("one row, please")
+        return logits
+
+
+class DropsRows(Placed):
+    def odd(self, logits: mx.array, warm: bool) -> mx.array:
+        return logits[:4]
+
+
+class CountsItsWindow(Placed):
+    def odd(self, logits: mx.array, warm: bool) -> mx.array:
+        return logits + mx.arange(VOCABULARY) % logits.shape[1] if warm else logits
+
+
+class NoWindows(Placed):
+    def odd(self, logits: mx.array, warm: bool) -> mx.array:
+        if warm and logits.shape[1] > 1:
+            raise IndexError("one position, please")
+        return logits
+
+
+class NoRecurrentWindows(NoWindows):
+    """The same beside a recurrent layer, whose update is looked for when a model is bound."""
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache(), KVCache(), ArraysCache(1)]
+
+    def __call__(self, ids: mx.array, cache: Any = None) -> Any:
+        if cache is not None:
+            cache[2][0] = mx.array([[0.0]] * ids.shape[0])
+        return super().__call__(ids, cache)
+
+
+class OwnKind(Placed):
+    class Held(KVCache):  # type: ignore[misc]
+        pass
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache(), self.Held()]
+
+
+FOUND: dict[type[Placed], tuple[Together, str | None]] = {
+    Placed: (Together.ANY, None),
+    NeedsAnInt: (Together.EQUAL, None),
+    TakesTheFirst: (Together.EQUAL, None),  # no error tells of it
+    MixesRows: (Together.ALONE, None),  # nor here
+    OneRowAlone: (Together.ALONE, None),
+    DropsRows: (Together.ALONE, None),  # nor here, with two rows
+    CountsItsWindow: (Together.ALONE, "other logits for a window than for its positions"),
+    NoWindows: (Together.ALONE, r"cannot take windows \(IndexError\)"),
+    NoRecurrentWindows: (Together.ALONE, r"cannot take windows \(IndexError\)"),
+    OwnKind: (Together.ALONE, "no row form for cache type Held"),
+}
+"""What can go through such a model in one call, and why its rows are native where they are."""
+
+
+@pytest.mark.parametrize("kind", FOUND, ids=lambda kind: kind.__name__)
+def test_what_a_model_can_take_in_one_call_is_found_by_trying(kind: type[Placed]) -> None:
+    together, why = FOUND[kind]
+    mx.random.seed(3)
+    model = kind()
+    seed = random_state()
+    target = MlxLmTarget(model)
+    assert random_state() == seed
+    assert target.together is together
+    with mock.patch.object(fit, "_try") as tried_again:
+        assert MlxLmTarget(model).together is together
+    assert not tried_again.called, "a model is tried once"
+    state, other = target.new_state(), target.new_state()
+    kind_of_state = {True: RaggedState, False: NativeState}[why is None]
+    assert {type(state), type(other)} == {kind_of_state}
+    assert state.reason == target.no_speculation_reason
+    if why is not None:
+        assert re.search(why, str(state.reason))
+        assert "\n" not in str(state.reason)
+    texts = TEXT, OTHER
+    want = [alone(model, text) for text in texts]
+    for each, text, length in zip((state, other), texts, (3, 2), strict=True):
+        for token in text[:length]:
+            run(target, [[[token]]], state=each)
+    state.prepare_append([other]).commit()
+    for step in range(3):
+        ((logits, _),) = run(target, [[TEXT[3 + step :][:1], OTHER[2 + step :][:1]]], state=state)
+        assert mx.allclose(logits[0, 0], want[0][3 + step], atol=1e-4).item()
+        assert mx.allclose(logits[1, 0], want[1][2 + step], atol=1e-4).item()
+
+
+def test_what_was_found_of_a_model_is_forgotten_with_it() -> None:
+    # Another model may come to stand at the same address.
+    model = OneRowAlone()
+    MlxLmTarget(model)
+    address = id(model)
+    assert address in fit._known
+    del model
+    gc.collect()
+    assert address not in fit._known
 
 
 def test_a_state_continues_the_callers_caches() -> None:
-    for name in ("qwen3", HYBRID, "gemma2"):
+    for name in ("qwen3", HYBRID, WINDOWED, "gemma2"):
         target = MlxLmTarget(tiny_model(name))
         want, _ = run(target, [[TEXT[:4]], [TEXT[4:5]]])[1]
         caches = make_prompt_cache(target.model)
         mx.eval(target.model(mx.array([TEXT[:4]]), cache=caches))
         state = target.state_of(caches)
         assert state.lengths == (4,)
-        assert state.reason == target.no_speculation_reason
+        assert isinstance(state, RaggedState)
         ((logits, _),) = run(target, [[TEXT[4:5]]], state=state)
         assert mx.array_equal(logits, want).item()
 

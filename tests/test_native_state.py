@@ -1,4 +1,8 @@
-"""Rows in mlx-lm's own caches: one position at a time, and one begun too early leaves no trace."""
+"""Rows in mlx-lm's own caches: one position at a time, and one begun too early leaves no trace.
+
+A target's rows are native where its code or one of its cache types does not allow row forms. The
+caches are then of any type: mlx-lm's own, of which a position can be taken back, and others.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
+from architectures import build
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -16,11 +21,12 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 from mlx_lm.utils import load_model
-from tiny_models import HYBRID, WINDOWED, alone, tiny_model
+from tiny_models import HYBRID, WINDOWED, alone, logits_check, tiny_model
 
 import specdec_demo
 from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError, RowIndexError
 from specdec.state import NativeState, row_state
+from specdec.targets import MlxLmTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,17 +44,53 @@ def hybrid(request: pytest.FixtureRequest) -> Any:
     return load_model(specdec_demo.path(request.param))[0]
 
 
+REASON = "this model of the tests decodes natively"
+
+
 def native(model: Any) -> NativeState:
-    state = row_state(make_prompt_cache(model))
-    assert isinstance(state, NativeState)
-    return state
+    """A cold row in the model's own caches, as of a model whose code allows no windows."""
+    return NativeState(make_prompt_cache(model), REASON)
+
+
+class OwnAttention(KVCache):  # type: ignore[misc]
+    """Somebody's own cache type, which has no row form."""
+
+
+class OwnRing(RotatingKVCache):  # type: ignore[misc]
+    """Another, which assigns into what it holds."""
+
+
+class OwnArrays(ArraysCache):  # type: ignore[misc]
+    """Another, with recurrent state."""
+
+
+OWN_TYPES: dict[str, dict[type[Any], Callable[[Any], Any]]] = {
+    "qwen3": {KVCache: lambda _: OwnAttention()},
+    WINDOWED: {RotatingKVCache: lambda ring: OwnRing(ring.max_size, ring.keep)},
+    HYBRID: {ArraysCache: lambda arrays: OwnArrays(len(arrays.cache))},
+}
+"""Models, and what stands in for a type of their caches."""
+
+
+def own_caches(name: str) -> list[Any]:
+    made = make_prompt_cache(tiny_model(name))
+    caches = [OWN_TYPES[name].get(type(cache), lambda same: same)(cache) for cache in made]
+    assert any(type(cache).__name__.startswith("Own") for cache in caches)
+    return caches
+
+
+def caches_of(state: NativeState, row: int) -> list[Any]:
+    caches, rows = state.row_caches[row]
+    assert list(rows) == [row], "a row is a batch of its own"
+    return caches
 
 
 def forward(model: Any, state: NativeState, tokens: Sequence[Sequence[int]]) -> list[mx.array]:
     """One window per row; logits ``[W, V]`` per row."""
+    assert len(state.row_caches) == len(tokens)
     logits = [
-        model(mx.array([window]), cache=caches)[0]
-        for window, caches in zip(tokens, state.row_caches, strict=True)
+        model(mx.array([window]), cache=caches_of(state, row))[0]
+        for row, window in enumerate(tokens)
     ]
     mx.eval(logits)
     return logits
@@ -71,8 +113,7 @@ def test_a_window_begun_early_and_dropped_is_as_if_it_had_never_been(hybrid: Any
     clean = make_prompt_cache(hybrid)
     state = native(hybrid)
     assert state.can_roll_back
-    assert state.reason is not None
-    assert "ArraysCache" in state.reason
+    assert state.reason == REASON
     for i, token in enumerate(TEXT):
         for wrong in range(i % 3):  # also twice, also before anything was read
             state.begin_round(1)
@@ -87,7 +128,7 @@ def test_a_window_begun_early_and_dropped_is_as_if_it_had_never_been(hybrid: Any
         assert mx.array_equal(logits[0][0], want[i]).item()
         mx.eval(hybrid(mx.array([[token]]), cache=clean))
         if i == 6:
-            assert contents(state.row_caches[0]) == contents(clean)
+            assert contents(caches_of(state, 0)) == contents(clean)
 
 
 def test_rows_are_dropped_one_by_one(hybrid: Any) -> None:
@@ -169,6 +210,9 @@ def test_a_wide_window_cannot_be_dropped_by_what_an_early_one_left() -> None:
         ([CacheList(KVCache(), RotatingKVCache(max_size=16))], False),
         ([CacheList(KVCache(), CacheList(ArraysCache(1), ChunkedKVCache(8)))], False),
         ([ChunkedKVCache(8)], False),
+        ([OwnAttention()], False),
+        ([KVCache(), OwnArrays(1)], False),
+        ([CacheList(KVCache(), OwnRing(16))], False),
         ([object()], False),
     ],
 )
@@ -176,22 +220,65 @@ def test_a_state_says_whether_a_window_can_be_dropped(caches: list[Any], able: b
     assert NativeState(caches, "no reason").can_roll_back is able
 
 
-def test_a_ring_refuses_to_drop_what_it_may_have_overwritten() -> None:
-    model = tiny_model(WINDOWED)
+@pytest.mark.parametrize("name", OWN_TYPES)
+def test_a_type_of_which_nothing_is_known_refuses_to_drop_what_it_has_read(name: str) -> None:
+    # A ring may have overwritten what it would have to take back; of others it is not known.
+    model = tiny_model(name)
     want = alone(model, TEXT)
-    state = native(model)
+    caches = own_caches(name)
+    state = row_state(caches)
+    assert isinstance(state, NativeState)
     assert not state.can_roll_back
     assert state.reason is not None
-    assert "RotatingKVCache" in state.reason
+    missing = {type(cache).__name__ for cache in caches if type(cache).__name__.startswith("Own")}
+    assert {part for part in ("OwnAttention", "OwnRing", "OwnArrays") if part in state.reason} == (
+        missing
+    )
     for i, token in enumerate(TEXT):
         state.begin_round(1)
         logits = forward(model, state, [[token]])
-        with pytest.raises(RollbackError, match="RotatingKVCache"):
+        with pytest.raises(RollbackError, match="Own"):
             state.rollback([0])
         assert state.open_width == 1
         state.commit_round()
         assert mx.array_equal(logits[0][0], want[i]).item()
+        with pytest.raises(RollbackError, match="Own"):
+            state.take_back([1])
     assert state.lengths == (len(TEXT),)
+    assert caches_of(state, 0) == caches, "the caller sees them move"
+
+
+@pytest.mark.parametrize("name", OWN_TYPES)
+def test_rows_of_any_type_read_chunks_join_and_leave(name: str) -> None:
+    model = tiny_model(name)
+    texts = TEXT, OTHER
+    want = [alone(model, text) for text in texts]
+    same = logits_check(model)
+    states = []
+    for text, chunk in zip(texts, (3, 1), strict=True):
+        state = row_state(own_caches(name))
+        assert isinstance(state, NativeState)
+        state.begin_round(chunk, reading=True)
+        forward(model, state, [text[:chunk]])
+        state.commit_round()
+        states.append(state)
+    first, second = states
+    first.prepare_append([second]).commit()
+    for _ in range(4):
+        first.begin_round(1)
+        at = first.lengths
+        logits = forward(model, first, [[text[n]] for text, n in zip(texts, at, strict=True)])
+        first.commit_round()
+        for row in (0, 1):
+            same(logits[row][0], want[row][at[row]])
+    kept = first.extract_row(0)
+    assert [type(cache) for cache in kept] == [type(cache) for cache in own_caches(name)]
+    first.filter_rows([1])
+    assert first.lengths == (5,)
+    first.begin_round(1)
+    same(forward(model, first, [[OTHER[5]]])[0][0], want[1][5])
+    first.commit_round()
+    same(model(mx.array([[TEXT[7]]]), cache=kept)[0, 0], want[0][7])
 
 
 def attention_window(cache: Any, value: float) -> None:
@@ -252,6 +339,116 @@ def test_padding_that_a_model_moves_in_place_is_taken_back() -> None:
     assert (cache.left_padding.tolist(), cache.lengths.tolist()) == ([4], [9])
 
 
+@pytest.mark.parametrize("name", ["qwen3", HYBRID])
+def test_a_position_is_taken_back_from_the_rows_that_it_was_begun_for_too_early(name: str) -> None:
+    model = tiny_model(name)
+    texts = TEXT, OTHER, TEXT[::-1]
+    want = [alone(model, text) for text in texts]
+    state = native(model)
+    state.prepare_append([native(model) for _ in texts[1:]]).commit()
+    rows = [0, 1, 2]
+    for counts, keep in (
+        ([0, 1, 0], [0, 1, 2]),
+        ([1, 0, 1], [2, 0, 1]),  # rows have changed places since
+        ([0, 0, 0], [0, 1, 2]),
+        ([1, 0], [2, 0]),  # a row has left since
+        ([1, 1], [0, 1]),
+        ([0, 1], [1, 0]),
+    ):
+        before = state.lengths
+        state.begin_round(1)
+        windows = [[texts[row][n]] for row, n in zip(rows, before, strict=True)]
+        logits = forward(model, state, windows)
+        state.commit_round()
+        for row, n, got in zip(rows, before, logits, strict=True):
+            assert mx.array_equal(got[0], want[row][n]).item()
+        state.filter_rows(keep)
+        rows = [rows[k] for k in keep]
+        state.take_back(counts)
+        grown = [before[k] + 1 for k in keep]
+        assert state.lengths == tuple(n - c for n, c in zip(grown, counts, strict=True))
+    state.begin_round(1)
+    at = state.lengths
+    assert len(set(at)) == len(at) == 2
+    logits = forward(model, state, [[texts[row][n]] for row, n in zip(rows, at, strict=True)])
+    for row, n, got in zip(rows, at, logits, strict=True):
+        assert mx.array_equal(got[0], want[row][n]).item()
+
+
+def test_only_the_position_of_the_last_window_can_be_taken_back() -> None:
+    state = NativeState([KVCache()], "because of the test")
+    state.take_back([0])  # nothing is asked
+    with pytest.raises(RollbackError, match="because of the test"):
+        state.take_back([1])
+    state.begin_round(1)
+    with pytest.raises(RoundOpenError):
+        state.take_back([1])
+    state.commit_round()
+    state.take_back([1])
+    assert state.lengths == (0,)
+    with pytest.raises(RollbackError):
+        state.take_back([1])
+    state.begin_round(2)
+    state.commit_round()
+    with pytest.raises(RollbackError):
+        state.take_back([1])
+    assert state.lengths == (2,)
+
+
+def test_native_rows_have_no_limit_and_are_not_recorded() -> None:
+    state = NativeState([KVCache(), OwnRing(4)], REASON)
+    assert state.room(0) is None
+    state.begin_round(3)
+    assert state.records is False
+
+
+def test_the_bytes_of_a_row_are_those_of_its_caches() -> None:
+    caches: list[list[Any]] = [[OwnAttention(), OwnArrays(1)] for _ in range(2)]
+    state, other = (NativeState(each, REASON) for each in caches)
+    assert state.bytes_at(7) == 0
+    for attention, arrays in caches:
+        attention_window(attention, 1.0)
+        arrays[0] = mx.ones((1, 10))
+    want = 2 * 256 * 64 * 4 + 10 * 4  # mlx-lm's own step of 256 positions
+    assert state.bytes_at(7) == want
+    state.prepare_append([other]).commit()
+    assert state.bytes_at(7) == want
+
+
+# Targets whose rows are native.
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "able"),
+    [("deepseek_v41", "LayerCache", False), ("phi3small", "positions one by one", True)],
+)
+def test_a_model_of_mlx_lm_without_row_forms_decodes_as_it_does_alone(
+    name: str, why: str, able: bool
+) -> None:
+    model = build(name)
+    target = MlxLmTarget(model)
+    texts = [[token % target.vocab_size for token in text] for text in (TEXT, OTHER)]
+    want = [alone(model, text) for text in texts]
+    state, other = target.new_state(), target.new_state()
+    assert isinstance(state, NativeState)
+    assert isinstance(other, NativeState)
+    assert state.reason == target.no_speculation_reason
+    assert why in str(state.reason)
+    assert state.can_roll_back is able
+    state.prepare_append([other]).commit()
+    for step in range(8):
+        if able and step % 2:
+            state.begin_round(1)
+            target.forward(mx.array([[1], [2]]), state)
+            state.rollback([0, 0])
+        state.begin_round(1)
+        logits = target.forward(mx.array([[text[step]] for text in texts]), state).logits
+        state.commit_round()
+        for row in (0, 1):
+            assert mx.array_equal(logits[row, 0], want[row][step]).item()
+    assert state.lengths == (8, 8)
+
+
 def test_windows_are_given_the_width_they_need() -> None:
     state = NativeState([KVCache()], "no reason")
     assert [state.window_width(needed, 4) for needed in (1, 2, 4, 5)] == [1, 2, 4, 4]
@@ -272,9 +469,9 @@ def test_rows_join_leave_and_change_places_with_their_caches() -> None:
     assert list(a.lengths) == [0, 1, 2]
     a.filter_rows([2, 0])
     assert list(a.lengths) == [2, 0]
-    assert [row is caches for row, caches in zip(a.row_caches, (lists[2], lists[0]), strict=True)]
-    assert a.row_caches[0][0] is lists[2][0]
-    assert a.row_caches[1][0] is lists[0][0]
+    for row, caches in enumerate((lists[2], lists[0])):
+        held = caches_of(a, row)
+        assert list(map(id, held)) == list(map(id, caches))
     a.prepare_append([b]).discard()
     assert a.row_count == 2
     a.filter_rows([])
@@ -289,10 +486,10 @@ def test_rows_join_leave_and_change_places_with_their_caches() -> None:
 def test_a_filter_of_rows_that_are_not_there_changes_nothing(keep: list[int]) -> None:
     state = NativeState([KVCache()], "no reason")
     state.prepare_append([NativeState([KVCache()], "no reason")]).commit()
-    before = list(map(id, state.row_caches))
+    before = [id(caches_of(state, row)[0]) for row in (0, 1)]
     with pytest.raises(RowIndexError):
         state.filter_rows(keep)
-    assert list(map(id, state.row_caches)) == before
+    assert [id(caches_of(state, row)[0]) for row in (0, 1)] == before
 
 
 def test_verbs_are_refused_on_the_wrong_side_of_a_round() -> None:
@@ -330,7 +527,7 @@ def test_an_extracted_row_goes_on_alone_and_does_not_change_with_the_live_one(
         state.commit_round()
     kept = state.extract_row(0)
     before = contents(kept)
-    assert before == contents(state.row_caches[0])
+    assert before == contents(caches_of(state, 0))
     for token in OTHER[:3]:
         state.begin_round(1)
         forward(hybrid, state, [[token]])
@@ -350,7 +547,7 @@ def test_all_arrays_of_all_rows_are_listed_for_evaluation(hybrid: Any) -> None:
     forward(hybrid, state, [TEXT[:2], OTHER[:2]])
     state.commit_round()
     want: list[Any] = []
-    for cache in (c for row in state.row_caches for c in row):
+    for cache in (c for caches, _ in state.row_caches for c in caches):
         want += [cache.keys, cache.values] if isinstance(cache, KVCache) else cache.cache
     assert {id(a) for a in state.arrays()} == {id(a) for a in want if a is not None}
     assert len(state.arrays()) == len(want)

@@ -226,6 +226,56 @@ def test_a_count_outside_the_window_is_refused_and_changes_nothing(kept: list[in
     assert positions.lengths == (5, 10)
 
 
+@pytest.mark.parametrize("kept", [[3, 2], [0, 0], [0, 3], [4, 3], [3]])
+def test_a_prompts_chunk_is_kept_whole(kept: list[int]) -> None:
+    positions = positions_of([5, 7])
+    positions.begin(3, reading=True)
+    assert positions.reading
+    for refuse in (positions.check, positions.finish):
+        with pytest.raises(RollbackError) as raised:
+            refuse(kept)
+        assert "\n" not in str(raised.value)
+    assert (positions.width, positions.lengths) == (3, (5, 7))
+    positions.check([3, 3])
+    positions.check(None)
+    assert (positions.width, positions.lengths) == (3, (5, 7)), "only looked at"
+    positions.finish([3, 3])
+    assert positions.lengths == (8, 10)
+    positions.begin(3)
+    assert not positions.reading
+    positions.finish([1, 0])
+    assert positions.lengths == (9, 10)
+
+
+def test_what_all_layers_need_is_made_once_while_the_rows_stand_still() -> None:
+    positions = positions_of([5, 7])
+    made: list[str] = []
+
+    def make(name: str) -> Callable[[], list[str]]:
+        def named() -> list[str]:
+            made.append(name)
+            return [name]
+
+        return named
+
+    first = positions.once("places", make("a"))
+    assert positions.once("places", make("b")) is first == ["a"]
+    assert positions.once(("places", 3), make("c")) == ["c"]
+    positions.begin(2)
+    assert positions.once("places", make("d")) is first, "it may be asked for before the window"
+    positions.finish([0, 0])
+    moves: list[Callable[[], None]] = [
+        lambda: positions.replace([7, 5]),
+        lambda: positions.begin(1),
+    ]
+    for move in moves:
+        assert positions.once("places", make("e")) is not first
+        move()
+    positions.finish([1, 0])
+    assert positions.once("places", make("f")) == ["f"]
+    assert made == ["a", "c", "e", "e", "f"]
+
+
 def test_a_round_cannot_be_begun_twice() -> None:
     positions = positions_of([5])
     positions.begin(3)

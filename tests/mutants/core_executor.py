@@ -171,12 +171,12 @@ EXECUTOR_MUTANTS = (
     ),
     Mutant(
         name="probe-with-as-many-rows-as-heads",
-        file="specdec/targets/mlx_lm.py",
+        file="specdec/targets/fit.py",
         old="_MANY = 11",
         new="_MANY = 2",
         killed_by="tests/test_mlx_lm_target.py::"
-        "test_a_model_that_spreads_the_mask_over_its_heads_is_not_given_ragged_rows",
-        why="A mask that is spread over the wrong axis fits there by chance.",
+        "test_what_a_model_can_take_in_one_call_is_found_by_trying[DropsRows]",
+        why="What is right for a few rows by chance is taken to be right for many.",
     ),
     Mutant(
         name="taps-come-in-the-order-of-the-layers",

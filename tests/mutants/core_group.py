@@ -148,7 +148,7 @@ GROUP_MUTANTS = (
         old="            alone.rollback([0])\n",
         new="            alone.commit_round()\n",
         killed_by=OF_GAPS
-        + "test_an_interrupt_in_the_final_read_leaves_no_token_twice_in_a_recurrent_state",
+        + "test_an_interrupt_in_the_final_read_leaves_no_token_twice_in_the_state",
         why="Whoever gives the cache back again reads the last token a second time.",
     ),
     Mutant(

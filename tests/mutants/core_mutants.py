@@ -10,7 +10,9 @@ from mutants.core_executor import EXECUTOR_MUTANTS
 from mutants.core_group import GROUP_MUTANTS
 from mutants.core_rejection import REJECTION_MUTANTS
 from mutants.core_requests import REQUEST_MUTANTS
+from mutants.core_rings import RING_MUTANTS
 from mutants.core_rounds import ROUND_MUTANTS
+from mutants.core_row_forms import ROW_FORM_MUTANTS
 from mutants.core_rows import ROW_MUTANTS
 from mutants.core_sampling import SAMPLING_MUTANTS
 from mutants.core_shaping import SHAPING_MUTANTS
@@ -23,6 +25,8 @@ CORE_MUTANTS = (
     *GROUP_MUTANTS,
     *EXECUTOR_MUTANTS,
     *STATE_MUTANTS,
+    *RING_MUTANTS,
+    *ROW_FORM_MUTANTS,
     *SAMPLING_MUTANTS,
     *SHAPING_MUTANTS,
     *REJECTION_MUTANTS,

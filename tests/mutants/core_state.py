@@ -7,6 +7,7 @@ from mutants.edits import Mutant
 __all__ = ["STATE_MUTANTS"]
 
 ATTENTION = "specdec/state/attention.py"
+BUFFERS = "specdec/state/buffers.py"
 NATIVE = "specdec/state/native.py"
 POSITIONS = "specdec/state/positions.py"
 RAGGED = "specdec/state/ragged.py"
@@ -50,8 +51,8 @@ STATE_MUTANTS = (
     Mutant(
         name="masks-outlive-their-window",
         file=POSITIONS,
-        old="self._masks: dict[tuple[int, int | None, mx.Dtype | None], mx.array] = {}",
-        new='self._masks = getattr(self, "_masks", {})',
+        old="self._made: dict[Hashable, Any] = {}",
+        new='self._made = getattr(self, "_made", {})',
         killed_by=OF_POSITIONS + "test_a_mask_is_right_again_after_the_rows_moved",
         why="A mask is kept by its width, although the rows have moved on.",
     ),
@@ -83,56 +84,56 @@ STATE_MUTANTS = (
     Mutant(
         name="values-are-scattered-from-the-keys",
         file=ATTENTION,
-        old="self.values, mx.broadcast_to(index, values.shape), values, axis=2",
-        new="self.values, mx.broadcast_to(index, values.shape), keys, axis=2",
+        old="buffers.scatter(positions.write_index(), new)",
+        new="buffers.scatter(positions.write_index(), [new[0][..., : a.shape[-1]] for a in new])",
         killed_by=OF_ROWS + "test_every_row_equals_a_list_of_its_own_through_any_program",
         why="Where rows differ in length, a line that was copied still names the keys.",
     ),
     Mutant(
         name="buffer-grows-to-what-is-held",
         file=ATTENTION,
-        old="reach > self.keys.shape[2]:",
-        new="limit > self.keys.shape[2]:",
+        old="buffers.reserve(positions.reach, new)",
+        new="buffers.reserve(positions.limit, new)",
         killed_by=OF_ROWS + "test_a_buffer_of_an_exact_length_grows_before_it_is_read_further",
         why="Keys are read further than the buffer goes.",
     ),
     Mutant(
         name="buffer-grows-without-headroom",
-        file=ATTENTION,
-        old="wanted = reach if self.keys is None else reach * 9 // 8",
-        new="wanted = reach",
+        file=BUFFERS,
+        old="wanted = positions * 9 // 8 if grown else positions",
+        new="wanted = positions",
         killed_by=OF_ROWS + "test_growth_leaves_headroom_so_that_copies_stay_rare",
         why="A long context is copied every 256 tokens.",
     ),
     Mutant(
         name="extracted-row-is-a-view",
-        file=ATTENTION,
-        old="mx.contiguous(self.keys[row : row + 1, :, :length])",
-        new="self.keys[row : row + 1, :, :length]",
+        file=BUFFERS,
+        old="return [mx.contiguous(array[row : row + 1, :, :positions]) for array in self.held]",
+        new="return [array[row : row + 1, :, :positions] for array in self.held]",
         killed_by=OF_ROWS + "test_an_extracted_row_does_not_keep_the_whole_buffer",
         why="A row that is kept keeps the buffer of all rows alive.",
     ),
     Mutant(
         name="join-is-appended-in-front",
         file=RAGGED,
-        old="parts = [part for part in (self, *rows) if part.row_count] or [self]",
-        new="parts = [part for part in (*rows, self) if part.row_count] or [self]",
+        old="built = _grouped([place for s in (self, *rows) for place in s._places]",
+        new="built = _grouped([place for s in (*rows, self) for place in s._places]",
         killed_by=OF_ROWS + "test_every_row_equals_a_list_of_its_own_through_any_program",
         why="New rows stand before the live ones in the target's state alone.",
     ),
     Mutant(
         name="filter-ignores-the-order",
         file=RAGGED,
-        old="            index = mx.array(list(keep), mx.int32)\n",
-        new="            index = mx.array(sorted(keep), mx.int32)\n",
+        old="_grouped([self._places[k] for k in keep], self._together)",
+        new="_grouped([self._places[k] for k in sorted(keep)], self._together)",
         killed_by=OF_ROWS + "test_every_row_equals_a_list_of_its_own_through_any_program",
         why="Rows that change places keep their old keys.",
     ),
     Mutant(
         name="lone-row-is-given-back-with-its-open-window",
         file=RAGGED,
-        old="if self.row_count == 1 and row == 0 and not self._positions.width:",
-        new="if self.row_count == 1 and row == 0:",
+        old='        self._between_rounds("write_back")\n',
+        new='        _ = self.row_count == 1 or self._between_rounds("write_back")\n',
         killed_by=OF_ROWS + "test_the_only_row_is_not_handed_over_inside_a_round",
         why="The buffers of a round that is still open are handed over.",
     ),

@@ -301,7 +301,7 @@ class MlxLmTarget:
 
     def _find_recurrence(self) -> Recurrence:
         """The modules that update recurrent state; none where there is no such state."""
-        if self._types_missing:
+        if self._types_missing or self._fit.reason is not None:
             return Recurrence([])
         state = RaggedState(make_prompt_cache(self.model), together=self._fit.together)
         state.begin_round(3)
