@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import ScriptedProvider, load_scripted, solo, target
-from tiny_models import HYBRID, WINDOWED, tiny_model
+from tiny_models import HYBRID, WINDOWED, build_model, tiny_model
 
 from specdec import BatchGenerator, load_drafter
 from specdec.batch.memory import MemoryPlan
 from specdec.errors import OptionError
+from specdec.state import CacheOptions
 from specdec.state.kernels import key_reach
 from specdec.targets import MlxLmTarget
 
@@ -55,22 +56,47 @@ def test_where_keys_are_read_at_few_lengths_buffers_reach_as_far() -> None:
     assert got > target().row_bytes(5000)
 
 
-@settings(max_examples=10)
-@given(st.integers(1, 700), st.integers(0, 400), st.sampled_from(["qwen3", WINDOWED, HYBRID]))
-def test_no_row_ever_takes_more_than_was_told(first: int, more: int, architecture: str) -> None:
-    bound = target(architecture)
-    state = bound.new_state()
-    for width in (first, *[64] * (more // 64), 1):
-        state.begin_round(width)
+CACHED = {
+    "qwen3": (tiny_model("qwen3"), CacheOptions()),
+    WINDOWED: (tiny_model(WINDOWED), CacheOptions()),
+    HYBRID: (tiny_model(HYBRID), CacheOptions()),
+    "max_kv_size": (tiny_model("qwen3"), CacheOptions(max_kv_size=100)),
+    "kv_bits": (
+        build_model("qwen3", head_dim=32),
+        CacheOptions(kv_bits=8, kv_group_size=32, quantized_kv_start=300),
+    ),
+}
+
+
+@settings(max_examples=16)
+@given(
+    st.integers(1, 700),
+    st.integers(0, 400),
+    st.sampled_from(sorted(CACHED)),
+    st.sampled_from([4, 64]),
+)
+def test_no_row_ever_takes_more_than_was_told(first: int, more: int, kind: str, wide: int) -> None:
+    model, options = CACHED[kind]
+    bound = MlxLmTarget(model)
+    state = bound.new_state(options)
+    for place, width in enumerate((first, *[wide] * (more // 64), 1)):
+        state.begin_round(width, reading=place == 0)
         bound.forward(mx.ones((1, width), mx.int32), state)
         state.commit_round()
         mx.eval(state.arrays())
-    whole = first + 64 * (more // 64) + 1
+    whole = first + wide * (more // 64) + 1
+    assert state.lengths in {(whole,), (0,)}
     taken = sum(array.nbytes for array in state.arrays())
-    assert taken <= bound.row_bytes(whole)
+    assert taken <= bound.row_bytes(whole, options)
 
 
-def test_telling_computes_nothing_and_asks_the_model_once_per_buffer_size() -> None:
+def test_a_window_takes_no_more_however_long_the_row_is() -> None:
+    bound, options = target(), CacheOptions(max_kv_size=100)
+    assert bound.row_bytes(100_000, options) == ROW * 132  # and the slack of a round
+    assert bound.row_bytes(100_000, options) < bound.row_bytes(200)
+
+
+def test_telling_computes_nothing_and_asks_the_model_for_one_position_once() -> None:
     fresh, calls = MlxLmTarget(MODEL), []
     forward = MlxLmTarget.forward
 
@@ -82,8 +108,10 @@ def test_telling_computes_nothing_and_asks_the_model_once_per_buffer_size() -> N
     before = mx.get_active_memory()
     with mock.patch.object(MlxLmTarget, "forward", counted):
         sizes = [fresh.row_bytes(tokens) for tokens in (100_000, 100_001, 99_990)]
-    assert len(set(sizes)) == 1
-    assert sum(calls) == sizes[0] // ROW
+        other = [fresh.row_bytes(size) for size in (1, 700)]
+    assert calls == [1]
+    assert set(sizes) == {ROW * -(-(100_001 * 9 // 8) // 256) * 256}
+    assert other == [ROW * 256, ROW * 1024]
     assert sizes[0] > 50_000_000
     assert mx.get_peak_memory() - before < 1_000_000
 

@@ -100,14 +100,16 @@ def test_no_drafts_asked_for_runs_plain_and_says_so(capsys: pytest.CaptureFixtur
     assert found["drafted"] == 0
 
 
-def test_a_hybrid_target_runs_plain_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(
-        capsys,
-        *("generate", "--model", "demo-qwen3_5", "--drafter", "ngram"),
-        *("--prompt", "def add(", "--max-tokens", "4"),
-    )
-    assert found["drafter"] is None
-    assert "ArraysCache" in found["reason"]
+def test_a_hybrid_target_drafts_and_writes_the_same_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("generate", "--model", "demo-qwen3_5", "--prompt", PROMPT, "--max-tokens", "16")
+    plain = as_json(capsys, *options)
+    found = as_json(capsys, *options, "--drafter", "ngram")
+    assert (found["drafter"], found["reason"]) == ("ngram", None)
+    assert found["tokens"] == plain["tokens"]
+    assert 0 < found["accepted"] <= found["drafted"]
+    assert found["target_forwards"] < plain["target_forwards"] == 16
 
 
 def test_a_prompt_comes_from_a_file_or_from_standard_input(

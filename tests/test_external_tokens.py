@@ -15,7 +15,7 @@ from drafters.recurrent import RecurrentProvider
 from drafters.tapped import TappedProvider
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from scripted import (
     RIGHT,
     WRONG,
@@ -31,7 +31,7 @@ from scripted import (
     text_of,
     tiny_tokenizer,
 )
-from tiny_models import VOCABULARY, tiny_model
+from tiny_models import HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
 
 from specdec import Request, SamplingOptions, VerifyGroup
 from specdec.contract import ContextKind, PrefillMode
@@ -45,6 +45,7 @@ from specdec.errors import (
 )
 from specdec.sampling import RowSamplers
 from specdec.sampling.rows import normalize
+from specdec.targets import MlxLmTarget
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
@@ -68,10 +69,15 @@ def number(array: mx.array) -> int:
 
 @cache
 def goes_on(
-    prompt: tuple[int, ...], given: tuple[int, ...], count: int, temp: float = 0.0, seed: int = 0
+    prompt: tuple[int, ...],
+    given: tuple[int, ...],
+    count: int,
+    temp: float = 0.0,
+    seed: int = 0,
+    architecture: str = "qwen3",
 ) -> tuple[int, ...]:
     """``count`` tokens behind a prompt and tokens that were given, each drawn at its own step."""
-    model, text = tiny_model("qwen3"), [*prompt, *given]
+    model, text = tiny_model(architecture), [*prompt, *given]
     caches = make_prompt_cache(model)
     rows = RowSamplers()
     rows.prepare_append([(SamplingOptions(temp=temp), seed)]).commit()
@@ -647,16 +653,54 @@ def test_verbs_in_the_wrong_place_change_nothing() -> None:
             verb()
 
 
+@pytest.mark.parametrize(("rounds", "temp"), [(0, 0.0), (1, 0.8), (3, 0.0)])
+@pytest.mark.parametrize("kind", ["none", "ngram", "hidden, no verbs", "tapped"])
+@pytest.mark.parametrize("architecture", [WINDOWED, HYBRID])
+def test_rows_of_windows_and_recurrent_rows_go_on_after_tokens_as_if_they_had_written_them(
+    architecture: str, kind: str, rounds: int, temp: float
+) -> None:
+    """Windows of 16 positions turn while tokens are consumed, and rows take different counts."""
+    provider = DRAFTERS[kind]()
+    group = VerifyGroup(target(architecture), provider, prefill_step_size=4)
+    rows = group.admit([ask(p, temp=temp, seed=i) for i, p in enumerate(PROMPTS)])
+    for _ in range(rounds):
+        play(group)
+    wrote = [row.emitted for row in rows]
+    taken: list[tuple[int, ...]] = [GIVEN, (4,), (), GIVEN[:5]]
+    for _ in range(2):
+        group.consume(taken)
+        for place, tokens in enumerate(taken):
+            wrote[place] = (*wrote[place], *tokens)
+            assert rows[place].emitted == wrote[place]
+        taken = taken[::-1]
+    drain(group)
+    for i, (row, before) in enumerate(zip(rows, wrote, strict=True)):
+        more = goes_on(PROMPTS[i], before, 40 - len(before), temp, i, architecture)
+        assert row.emitted == (*before, *more)
+        assert row.error is None
+        assert row.stats.consumed == (14, 1, 1, 14)[i]
+    if kind in PREVIEWS:  # what cannot consume stands down
+        assert sum(row.stats.drafted for row in rows) > 0
+    clean(provider)
+
+
+class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
+    """A cache type that nobody has registered a row form of."""
+
+
 def test_rows_of_one_position_at_a_time_refuse_tokens() -> None:
-    group = VerifyGroup(target("gemma3_text"))
-    assert target("gemma3_text").no_speculation_reason is not None
+    model = build_model("qwen3")
+    model.make_cache = lambda: [OwnCache() for _ in model.layers]
+    bound = MlxLmTarget(model)
+    group = VerifyGroup(bound)
+    assert bound.no_speculation_reason == "no row form for cache type OwnCache"
     [row] = group.admit([ask(PROMPTS[0])])
     play(group)
     with pytest.raises(OptionError, match="one position at a time"):
         group.consume([(1,)])
     group.consume([()])
     drain(group)
-    assert row.emitted == solo(PROMPTS[0], architecture="gemma3_text")
+    assert row.emitted == solo(PROMPTS[0])
 
 
 # Teacher forcing.
@@ -902,7 +946,6 @@ class Counts:
 
 def failing(model: Any) -> Any:
     """A bound target whose forward can be told to fail."""
-    from specdec.targets import MlxLmTarget
 
     class Failing(MlxLmTarget):
         fails = False

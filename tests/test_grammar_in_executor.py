@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from scripted import (
     RIGHT,
@@ -44,7 +44,7 @@ from scripted import (
     solo,
     target,
 )
-from tiny_models import VOCABULARY, tiny_model
+from tiny_models import VOCABULARY, build_model, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -54,6 +54,7 @@ from specdec.errors import ConstraintError, GroupFailedError
 from specdec.grammar import Grammar
 from specdec.sampling import BannedTokens
 from specdec.state import RaggedState
+from specdec.targets import MlxLmTarget
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
@@ -1573,17 +1574,41 @@ def test_tokens_from_outside_move_a_constraint_too() -> None:
         check_scripted(provider)
 
 
+class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
+    """A cache type that nobody has registered a row form of."""
+
+
 def test_a_row_that_takes_one_position_at_a_time_keeps_its_grammar_and_forces_nothing() -> None:
     prompt = PROMPTS[2]
-    for architecture in ("gemma3_text", "lfm2"):
-        group = VerifyGroup(target(architecture), NgramProvider())
-        asked = request(prompt, bound_of("json", prompt), num_draft_tokens=4)
+    model = build_model("qwen3")
+    model.make_cache = lambda: [OwnCache() for _ in model.layers]
+    bound = MlxLmTarget(model)
+    assert bound.no_speculation_reason == "no row form for cache type OwnCache"
+    group = VerifyGroup(bound, NgramProvider())
+    [row] = group.admit([request(prompt, bound_of("json", prompt), num_draft_tokens=4)])
+    drain(group)
+    assert row.emitted == alone("json", prompt, 0.0, None).tokens
+    assert row.stats.forced == row.stats.drafted == 0
+    assert row.stats.target_forwards == row.stats.emitted
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "lfm2"])
+def test_windows_and_recurrent_rows_keep_their_grammar_and_are_forced(architecture: str) -> None:
+    """The tokens are those of a row that nobody forces or drafts for, one position at a time."""
+    prompt, texts = PROMPTS[2], []
+    for provider, forced in ((None, 0), (None, 16), (NgramProvider(min_ngram=1), 16)):
+        group = VerifyGroup(target(architecture), provider)
+        asked = request(
+            prompt, bound_of("json", prompt), num_draft_tokens=4, num_forced_tokens=forced
+        )
         [row] = group.admit([asked])
         drain(group)
         assert json.loads(text(row.emitted)).keys() == {"name", "age", "ok"}
-        if target(architecture).no_speculation_reason is not None:
-            assert row.stats.forced == 0
-            assert row.stats.target_forwards == row.stats.emitted
+        assert (row.stats.forced > 0) is (forced > 0)
+        assert (row.stats.target_forwards < row.stats.emitted) is (forced > 0)
+        assert row.stats.reason is None or provider is None
+        texts.append(row.emitted)
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_stream_generate_takes_a_grammar_and_streams_what_the_plain_loop_writes() -> None:

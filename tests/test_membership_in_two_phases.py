@@ -7,15 +7,17 @@ is accepted depends on its own text, so company, and what happens to it, must no
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import mlx.core as mx
 import pytest
+from architectures import build
 from attrs import define, field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from scripted import (
     RIGHT,
@@ -34,13 +36,13 @@ from scripted import (
     target,
     text_of,
 )
-from tiny_models import HYBRID, tiny_model
+from tiny_models import HYBRID, WINDOWED, build_model, tiny_model
 
 from specdec import Row, SamplingOptions, VerifyGroup
 from specdec.contract import ContextKind, PrefillMode
 from specdec.errors import GroupFailedError, OptionError
 from specdec.sampling import RowSamplers
-from specdec.state import NativeState, RaggedState
+from specdec.state import CacheOptions, NativeState, RaggedState
 from specdec.targets import MlxLmTarget
 from specdec.verify import flight
 from specdec.verify import live as executor
@@ -56,13 +58,21 @@ if TYPE_CHECKING:
 PROMPTS = ((1, 2, 3), (5, 9, 40, 3, 22, 17), (61, 60), tuple(range(20, 31)), (33, 8, 33, 8, 2))
 SAMPLINGS: tuple[tuple[float, int | None], ...] = ((0.0, None), (1.0, 7), (0.7, 8))
 BAD = (44, 45, 46, 47)
-TEXTS = {
-    (prompt, temp, seed): text_of(prompt, temp, seed)
-    for prompt in (*PROMPTS, BAD)
-    for temp, seed in SAMPLINGS
-}
+
+
+@cache
+def texts_of(architecture: str) -> dict[tuple[tuple[int, ...], float, int | None], Text]:
+    return {
+        (prompt, temp, seed): Text(prompt, solo(prompt, temp, seed, architecture=architecture))
+        for prompt in (*PROMPTS, BAD)
+        for temp, seed in SAMPLINGS
+    }
+
+
+TEXTS = texts_of("qwen3")
 MOVES = ([[RIGHT] * 3], [[RIGHT, WRONG], [WRONG], [RIGHT] * 4], [[RIGHT, RIGHT, WRONG], [RIGHT]])
 TAPS = (0, 1)
+PLAIN = CacheOptions()
 
 
 # A drafter that refuses one row, or breaks once.
@@ -88,10 +98,11 @@ class Drafter(ScriptedProvider):
 
     Args:
         kind: one of ``KINDS``.
+        architecture: of the target whose texts it drafts.
     """
 
-    def __init__(self, kind: str) -> None:
-        texts = list(TEXTS.values())
+    def __init__(self, kind: str, architecture: str = "qwen3") -> None:
+        texts = list(texts_of(architecture).values())
         plan = Script(texts, [MOVES[place % len(MOVES)] for place in range(len(texts))])
         device = on_device(plan, lengths=True) if kind == "device" else None
         whole = kind == "whole prompt"
@@ -282,10 +293,10 @@ def picture(group: VerifyGroup, provider: Drafter | None) -> Picture:
 
 
 class Failing(MlxLmTarget):
-    """The tiny model; fails in a forward when it is told to."""
+    """A tiny model; fails in a forward when it is told to."""
 
-    def __init__(self, architecture: str = "qwen3") -> None:
-        super().__init__(tiny_model(architecture))
+    def __init__(self, model: Any = None) -> None:
+        super().__init__(tiny_model("qwen3") if model is None else model)
         self.left: int | None = None
 
     def forward(
@@ -492,15 +503,83 @@ def test_a_drafter_that_rests_goes_on_resting_after_a_join_that_failed(
     assert provider.complaints == []
 
 
-@pytest.mark.parametrize("place", [*PLACES])
-@pytest.mark.parametrize("rounds", range(3))
-def test_a_join_to_native_caches_that_fails_leaves_everything_as_it_was(
-    place: str, rounds: int
+@pytest.mark.parametrize("kind", ["host", "device", "plain"])
+@pytest.mark.parametrize("architecture", [HYBRID, WINDOWED])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_join_to_recurrent_or_windowed_rows_that_fails_leaves_everything_as_it_was(
+    place: str, architecture: str, kind: str
 ) -> None:
-    failing, provider = Failing(HYBRID), Drafter("host")
+    provider = None if kind == "plain" else Drafter(kind, architecture)
+    failing = Failing(tiny_model(architecture))
+    group = VerifyGroup(failing, provider, drafter="scripted")
+    scene = Scene(group, failing, provider)
+    live = group.admit([asked(PROMPTS[0]), asked(PROMPTS[1], 1, budget=14)])
+    step(group, 1)
+    if not fail_to_join(scene, place):
+        return
+    step(group)
+    assert fail_to_join(scene, place)
+    [late] = group.admit([asked(PROMPTS[3], 2, budget=9)])
+    drain(group, lambda: check_in_step(group, provider))
+    assert fail_to_join(scene, place)
+    again = group.admit([asked(PROMPTS[2], 1), asked(PROMPTS[4], budget=7)])
+    drain(group, lambda: check_in_step(group, provider))
+    for row in (*live, late, *again):
+        sampling, counts = row.request.sampling, row.stats
+        whole = texts_of(architecture)[row.request.prompt, sampling.temp, sampling.seed].output
+        assert row.emitted == whole[: row.request.max_tokens]
+        assert (counts.draft_errors, counts.last_draft_error) == (0, None)
+        if provider is not None:
+            assert counts.reason is None
+            assert counts.accepted > 0
+    group.close()
+    if provider is not None:
+        assert provider.complaints == []
+        assert provider.left_open == []
+
+
+class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
+    """A cache type that nobody has registered a row form of."""
+
+
+@cache
+def without_row_form() -> Any:
+    """The tiny model, in caches that cannot be rolled back: nothing is begun early."""
+    model = build_model("qwen3")
+    model.make_cache = lambda: [OwnCache() for _ in model.layers]
+    return model
+
+
+NATIVE: dict[str, Callable[[], Any]] = {
+    "no row form": without_row_form,
+    "no windows": partial(build, "phi3small"),  # a window is begun early
+}
+
+
+@cache
+def native_text(name: str, prompt: tuple[int, ...], which: int) -> tuple[int, ...]:
+    """What the model alone writes: mlx-lm's text if greedy, else our own plain run."""
+    if SAMPLINGS[which][0] == 0:
+        steps = generate_step(mx.array(prompt), NATIVE[name](), max_tokens=20)
+        return tuple(token for token, _ in steps)
+    group = VerifyGroup(MlxLmTarget(NATIVE[name]()))
+    [row] = group.admit([asked(prompt, which)])
+    drain(group)
+    return row.emitted
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_join_to_native_caches_that_fails_leaves_everything_as_it_was(
+    place: str, rounds: int, name: str
+) -> None:
+    failing, provider = Failing(NATIVE[name]()), Drafter("host")
+    assert isinstance(failing.new_state(), NativeState)
     group = VerifyGroup(failing, provider)
     live = group.admit([asked(PROMPTS[0]), asked(PROMPTS[1], 1, budget=14)])
     step(group, rounds)
+    assert (group._live.flight is not None) is (name == "no windows" and rounds > 0)
     scene = Scene(group, failing, None, native=True)
     if not fail_to_join(scene, place):
         return
@@ -511,10 +590,11 @@ def test_a_join_to_native_caches_that_fails_leaves_everything_as_it_was(
     fail_to_join(scene, place)
     [again] = group.admit([asked(PROMPTS[2], 1, budget=5)])
     drain(group)
-    for row in (*live, late, again):
-        sampling = row.request.sampling
-        whole = solo(row.request.prompt, sampling.temp, sampling.seed, architecture=HYBRID)
+    for row, which in zip((*live, late, again), (0, 1, 2, 1), strict=True):
+        whole = native_text(name, row.request.prompt, which)
         assert row.emitted == whole[: row.request.max_tokens]
+        assert row.stats.drafted == 0
+        assert row.stats.reason == failing.no_speculation_reason
 
 
 # Interrupted between one commit and another.
@@ -916,8 +996,10 @@ class Part:
     show: Callable[[Any], list[Any]]
 
 
-def read_alone(bound: MlxLmTarget, prompt: Sequence[int]) -> RowState:
-    state = bound.new_state()
+def read_alone(
+    bound: MlxLmTarget, prompt: Sequence[int], options: CacheOptions = PLAIN
+) -> RowState:
+    state = bound.new_state(options)
     state.begin_round(len(prompt))
     bound.forward(mx.array([list(prompt)]), state)
     state.commit_round()
@@ -925,11 +1007,13 @@ def read_alone(bound: MlxLmTarget, prompt: Sequence[int]) -> RowState:
     return state
 
 
-def state_part(name: str, architecture: str, restored: bool) -> Part:
-    bound = target(architecture)
+def state_part(
+    name: str, model: Any, *, restored: bool = False, options: CacheOptions = PLAIN
+) -> Part:
+    bound = MlxLmTarget(model)
 
     def one(number: int) -> RowState:
-        state = read_alone(bound, PROMPTS[number])
+        state = read_alone(bound, PROMPTS[number], options)
         if not restored:
             return state
         return bound.state_of(state.extract_row(0))
@@ -977,11 +1061,20 @@ def sampler_part() -> Part:
     return Part("samplers", make, one, show)
 
 
+QUANTIZED = CacheOptions(kv_bits=8, kv_group_size=32, quantized_kv_start=5)
+"""Some of the prompts are as long, others not."""
+
 PARTS = [
-    state_part("ragged, cold", "qwen3", restored=False),
-    state_part("ragged, restored", "qwen3", restored=True),
-    state_part("native, cold", HYBRID, restored=False),
-    state_part("native, restored", HYBRID, restored=True),
+    state_part("attention, cold", tiny_model("qwen3")),
+    state_part("attention, restored", tiny_model("qwen3"), restored=True),
+    state_part("recurrent, cold", tiny_model(HYBRID)),
+    state_part("recurrent, restored", tiny_model(HYBRID), restored=True),
+    state_part("windows, cold", tiny_model(WINDOWED)),
+    state_part("windows, restored", tiny_model(WINDOWED), restored=True),
+    state_part("kept windows", tiny_model("qwen3"), options=CacheOptions(max_kv_size=8)),
+    state_part("quantized", build_model("qwen3", head_dim=32), options=QUANTIZED),
+    state_part("native, cold", build("phi3small")),
+    state_part("native, restored", build("phi3small"), restored=True),
     sampler_part(),
 ]
 
@@ -1108,24 +1201,48 @@ def test_a_row_restored_from_a_cache_joins_again_after_a_join_that_failed(
         assert provider.complaints == []
 
 
-def test_a_request_with_caches_of_another_kind_does_not_take_the_drafter_from_later_ones() -> None:
+def test_a_request_with_caches_without_a_row_form_does_not_take_the_drafter_from_later_ones() -> (
+    None
+):
     provider = drafter("host")
     assert provider is not None
     group = VerifyGroup(target(), provider, drafter="scripted")
-    rings = [RotatingKVCache(max_size=64) for _ in range(2)]
-    apart = request(PROMPTS[0], max_tokens=4, num_draft_tokens=4, cache=rings)
+    own = [OwnCache() for _ in range(2)]
+    apart = request(PROMPTS[0], max_tokens=4, num_draft_tokens=4, cache=own)
     [first] = group.admit([asked(PROMPTS[1])])
     drain(group)
     [alone] = group.admit([apart])
     drain(group)
     assert alone.stats.drafter is None
     assert alone.emitted == solo(PROMPTS[0])[:4]
-    assert "RotatingKVCache" in (alone.stats.reason or "")
+    assert alone.stats.reason == "no row form for cache type OwnCache"
     [later] = group.admit([asked(PROMPTS[3], 1)])
     drain(group)
     for row in (first, later):
         check_undisturbed("host", row)
         assert row.stats.drafter == "scripted"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_with_a_caller_s_window_joins_the_others_and_drafts_as_they_do(
+    kind: str,
+) -> None:
+    provider = drafter(kind)
+    group = VerifyGroup(target(), provider, drafter="scripted")
+    [first] = group.admit([asked(PROMPTS[1])])
+    step(group)
+    rings = [RotatingKVCache(max_size=64) for _ in range(2)]
+    [beside] = group.admit([asked(PROMPTS[0], cache=rings)])
+    step(group)
+    [later] = group.admit([asked(PROMPTS[3], 1)])
+    drain(group, lambda: check_in_step(group, provider))
+    for row in (first, beside, later):
+        check_undisturbed(kind, row)
+        assert row.stats.drafter == "scripted"
+        assert row.stats.accepted > 0
+    assert {cache.offset for cache in rings} == {len(PROMPTS[0]) + 20}
+    assert provider is not None
+    assert provider.complaints == []
 
 
 # Any history, with a failure anywhere.

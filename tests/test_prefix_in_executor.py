@@ -47,9 +47,10 @@ PROMPT = tuple((7 * i + 3) % VOCABULARY for i in range(23))
 class Everything(Script):
     """Proposes right and wrong drafts for texts of any request; keeps no list of moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: str = "qwen3") -> None:
         super().__init__([], [])
         self.polite = True
+        self.architecture = architecture
 
     def find(self, tokens: tuple[int, ...], step: int) -> int | None:
         return 0
@@ -57,7 +58,7 @@ class Everything(Script):
     def move(self, tokens: tuple[int, ...], step: int) -> tuple[Any, Sequence[int]]:
         prompt = tokens[: len(tokens) - step]
         cells = ((RIGHT, RIGHT, WRONG), (RIGHT,) * 4, (), (WRONG,), (RIGHT, WRONG))[len(tokens) % 5]
-        return cells, (solo(prompt, count=24) * 3)[step:]
+        return cells, (solo(prompt, count=24, architecture=self.architecture) * 3)[step:]
 
     def __call__(self, tokens: tuple[int, ...], depth: int, step: int) -> Any:
         from scripted import spell
@@ -69,12 +70,12 @@ class Everything(Script):
 DRAFTERS = ("none", "ngram", "host", "device", "taps", "full")
 
 
-def drafter(kind: str) -> DraftProvider | None:
+def drafter(kind: str, architecture: str = "qwen3") -> DraftProvider | None:
     if kind == "none":
         return None
     if kind == "ngram":
         return NgramProvider(min_ngram=1)
-    script = Everything()
+    script = Everything(architecture)
     if kind == "device":
         return ScriptedProvider(script, device=on_device(script, lengths=True))
     if kind == "taps":
@@ -222,12 +223,13 @@ def test_a_snapshot_is_taken_where_the_request_says(kind: str) -> None:
     assert row.emitted == solo((*shared, 4, 5))[:12]
 
 
+@pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("architecture", [WINDOWED, HYBRID, "gemma2"])
-def test_every_kind_of_state_is_kept(architecture: str) -> None:
+def test_every_kind_of_state_is_kept(architecture: str, kind: str) -> None:
     # Past the sliding window, and a second turn that shares next to nothing with the first.
     cache = PrefixCache(8 * MB)
-    bound = target(architecture)
-    first = warm(cache, PROMPT, on=bound, max_tokens=20)
+    bound, provider = target(architecture), drafter(kind, architecture)
+    first = warm(cache, PROMPT, on=bound, provider=provider, max_tokens=20)
     assert first.emitted == solo(PROMPT, architecture=architecture)[:20]
     assert len(PROMPT) + 20 > 16
     turns = [
@@ -238,9 +240,12 @@ def test_every_kind_of_state_is_kept(architecture: str) -> None:
     ]
     expected = [0, first.processed, 22, first.processed + 3]
     for turn, cached in zip(turns, expected, strict=True):
-        row = warm(cache, turn, on=bound)
+        row = warm(cache, turn, on=bound, provider=provider)
         assert row.emitted == solo(turn, architecture=architecture)[:12]
         assert row.stats.cached_tokens == cached
+        assert row.stats.draft_errors == 0
+        if kind not in ("none", "ngram"):  # which may find nothing to draft
+            assert row.stats.accepted > 0
 
 
 def test_recurrent_caches_that_tell_no_length_are_kept_turn_after_turn() -> None:

@@ -10,9 +10,10 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from attrs import frozen
+from kept_state import contents, difference
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from scripted import (
     RIGHT,
     WRONG,
@@ -26,7 +27,6 @@ from scripted import (
     request,
     solo,
     target,
-    text_of,
     tiny_tokenizer,
 )
 from tiny_models import HYBRID, WINDOWED, tiny_model
@@ -169,6 +169,12 @@ def held(caches: Sequence[Any]) -> list[mx.array]:
     return [leaf for leaf in leaves.values() if isinstance(leaf, mx.array)]
 
 
+def apart(caches: Sequence[Any], others: Sequence[Any]) -> float:
+    """The largest difference of what a later query can see."""
+    found: Any = difference(contents(caches), contents(others)).item()
+    return float(found)
+
+
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("name", WAYS)
 def test_the_cache_covers_the_prompt_and_every_emitted_token(name: str, kind: str) -> None:
@@ -196,16 +202,64 @@ def test_the_cache_covers_the_prompt_and_every_emitted_token(name: str, kind: st
     assert continued(model, [4, 44], ours) == continued(model, [*turn, *cold[:6], 4, 44])
 
 
-@pytest.mark.parametrize("kind", ["plain", "ngram"])
+@pytest.mark.parametrize("kind", ["plain", "ngram", "mixed"])
 @pytest.mark.parametrize("architecture", [HYBRID, WINDOWED])
 @pytest.mark.parametrize("name", WAYS)
-def test_caches_without_a_row_form_are_left_as_mlx_lm_leaves_them(
+def test_recurrent_and_windowed_caches_are_left_as_mlx_lm_leaves_them(
     name: str, architecture: str, kind: str
 ) -> None:
+    """Windows are left in order, and of mlx-lm's own what a later query can see is compared."""
     way = WAYS[name]
     model = tiny_model(architecture)
-    text = solo(PROMPT, architecture=architecture)
+    text = Text(PROMPT, solo(PROMPT, architecture=architecture))
     theirs, ours = make_prompt_cache(model), make_prompt_cache(model)
+    told = run(mlx_lm.stream_generate, model, PROMPT, text.output, way, theirs)
+    options = drafting(kind, text, architecture)
+    received = run(stream_generate, model, PROMPT, text.output, way, ours, **options)
+    assert received == told
+    whole = [*PROMPT, *received]
+    assert offsets(ours) == offsets(theirs) == {len(whole)}
+    if kind == "plain" and architecture == HYBRID:
+        for mine, other in zip(held(ours), held(theirs), strict=True):
+            assert mx.array_equal(mine, other)
+    assert apart(ours, theirs) < 1e-3
+    # A second turn, drafted again, and a third one through mlx-lm alone.
+    turn = [*whole, *NEXT]
+    cold = continued(model, turn, count=14)
+    again = drafting(kind, Text(NEXT, tuple(cold)), architecture)
+    second = run(stream_generate, model, NEXT, (), Way(max_tokens=6), ours, **again)
+    assert second == cold[:6]
+    assert offsets(ours) == {len(turn) + 6}
+    assert continued(model, [4, 44], ours) == continued(model, [*turn, *cold[:6], 4, 44])
+
+
+@pytest.mark.parametrize("architecture", [HYBRID, WINDOWED])
+def test_a_cache_that_holds_another_token_is_seen(architecture: str) -> None:
+    model = tiny_model(architecture)
+    left = []
+    for place, token in ((0, PROMPT[0]), (-1, 44), (-4, 44)):
+        tokens = list(PROMPT)
+        tokens[place] = token
+        caches = make_prompt_cache(model)
+        model(mx.array([tokens]), cache=caches)
+        left.append(caches)
+    assert apart(left[0], left[0]) == 0
+    assert apart(left[0], left[1]) > 0.1
+    # Four positions back a convolution has forgotten it, but not the attention beside it.
+    assert apart(left[0], left[2]) > 0.1
+
+
+class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
+    """A cache type that nobody has registered a row form of."""
+
+
+@pytest.mark.parametrize("kind", ["plain", "ngram"])
+@pytest.mark.parametrize("name", WAYS)
+def test_caches_without_a_row_form_are_left_as_mlx_lm_leaves_them(name: str, kind: str) -> None:
+    way = WAYS[name]
+    model = tiny_model("qwen3")
+    text = solo(PROMPT)
+    theirs, ours = ([OwnCache() for _ in model.layers] for _ in range(2))
     told = run(mlx_lm.stream_generate, model, PROMPT, text, way, theirs)
     options: dict[str, Any] = {"drafter": "ngram"} if kind == "ngram" else {}
     received = run(stream_generate, model, PROMPT, text, way, ours, **options)
@@ -218,19 +272,20 @@ def test_caches_without_a_row_form_are_left_as_mlx_lm_leaves_them(
     assert continued(model, NEXT, ours) == continued(model, turn)
 
 
+@pytest.mark.parametrize("architecture", ["qwen3", HYBRID, WINDOWED])
 @pytest.mark.parametrize("kind", ["plain", "host", "on the device", "whole prompt"])
-def test_each_row_of_a_batch_gives_its_callers_cache_back(kind: str) -> None:
+def test_each_row_of_a_batch_gives_its_callers_cache_back(kind: str, architecture: str) -> None:
     """One is stopped by an end token, one by its budget, two by their consumers, one runs on."""
-    model = tiny_model("qwen3")
+    model = tiny_model(architecture)
     prompts = (PROMPT, (1, 2, 3), (7,), tuple(range(20, 31)), (61, 60))
-    texts = [text_of(prompt) for prompt in prompts]
+    texts = [Text(prompt, solo(prompt, architecture=architecture)) for prompt in prompts]
     plan = Script(texts, [[[RIGHT] * 4], [[RIGHT, WRONG]], [[RIGHT] * 2], [[]], [[WRONG]]])
     provider = ScriptedProvider(
         plan,
         device=on_device(plan, lengths=True) if kind == "on the device" else None,
         mode=PrefillMode.FULL if kind == "whole prompt" else PrefillMode.TAIL_SPLIT,
     )
-    group = VerifyGroup(target(), None if kind == "plain" else provider)
+    group = VerifyGroup(target(architecture), None if kind == "plain" else provider)
     caches = [make_prompt_cache(model) for _ in prompts]
 
     def leaving(after: int, boom: Exception | None = None) -> Callable[[Any], bool | None]:

@@ -29,7 +29,7 @@ from scripted import (
     tiny_tokenizer,
     words,
 )
-from tiny_models import HYBRID, VOCABULARY, build_model, tiny_model
+from tiny_models import HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
 
 import specdec_demo
 from specdec import LoadedDrafter, VerifyGroup, generate, load_drafter, stream_generate
@@ -425,13 +425,42 @@ def test_no_draft_tokens_run_plain_and_load_no_drafter() -> None:
     assert provider.calls.total() == 0
 
 
+class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
+    """A cache type that nobody has registered a row form of."""
+
+
 def test_a_target_that_cannot_speculate_says_so_in_the_statistics() -> None:
-    model = tiny_model(HYBRID)
+    model = build_model("qwen3")
+    model.make_cache = lambda: [OwnCache() for _ in model.layers]
     ours = list(stream_generate(model, tiny_tokenizer(), list(PROMPT), 6, drafter="ngram"))
-    assert tokens_of(ours) == list(solo(PROMPT, architecture=HYBRID)[:6])
+    assert tokens_of(ours) == list(solo(PROMPT)[:6])
     stats = last_stats(ours)
-    assert (stats.drafter, stats.num_draft_tokens) == (None, 0)
-    assert stats.reason == "no row form for cache type ArraysCache yet"
+    assert (stats.drafter, stats.num_draft_tokens, stats.drafted) == (None, 0, 0)
+    assert stats.reason == "no row form for cache type OwnCache"
+
+
+@pytest.mark.parametrize("cells", [[RIGHT] * 4, [RIGHT, RIGHT, WRONG], [WRONG]])
+@pytest.mark.parametrize("architecture", [HYBRID, WINDOWED])
+def test_recurrent_and_windowed_targets_speculate(architecture: str, cells: list[str]) -> None:
+    text = Text(PROMPT, solo(PROMPT, architecture=architecture))
+    provider = ScriptedProvider(Script.always([text], cells))
+    ours = list(
+        stream_generate(
+            tiny_model(architecture),
+            tiny_tokenizer(),
+            list(PROMPT),
+            40,
+            drafter=load_scripted(provider, 4, architecture),
+        )
+    )
+    assert tokens_of(ours) == list(text.output[:40])
+    stats = last_stats(ours)
+    right = cells.count(RIGHT)
+    assert (stats.drafter, stats.reason, stats.num_draft_tokens) == ("scripted", None, 4)
+    assert stats.drafted > 0
+    assert (stats.accepted > 0) is (right > 0)
+    assert stats.target_forwards <= -(-40 // (1 + right)) + 1
+    assert provider.complaints == []
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -566,8 +595,6 @@ def test_what_makes_no_sense_is_refused_at_the_call_by_name(
 
 UNSUPPORTED: dict[str, Any] = {
     "draft_model": object(),
-    "max_kv_size": 64,
-    "kv_bits": 8,
     "input_embeddings": mx.zeros((1, 64)),
 }
 
@@ -589,7 +616,15 @@ def test_an_option_of_mlx_lm_that_is_not_served_is_refused_by_name_and_its_defau
 
 
 @pytest.mark.parametrize(
-    "options", [{"kv_group_size": 32}, {"quantized_kv_start": 100}, {"logits_processors": []}]
+    "options",
+    [
+        {"kv_group_size": 32},
+        {"quantized_kv_start": 100},
+        {"logits_processors": []},
+        {"max_kv_size": None},
+        {"max_kv_size": 64},  # longer than the text
+        {"kv_bits": None},
+    ],
 )
 def test_options_without_effect_are_taken(options: dict[str, Any]) -> None:
     assert tokens_of(tiny(max_tokens=4, **options)) == list(solo(PROMPT)[:4])
@@ -600,8 +635,8 @@ def test_every_option_of_mlx_lm_is_served_or_refused_by_name() -> None:
 
     known = set(inspect.signature(generate_step).parameters) - {"prompt", "model", "stream"}
     ours = set(inspect.signature(stream_generate).parameters)
-    refused = set(UNSUPPORTED) | {"kv_group_size", "quantized_kv_start"}
-    assert known - ours - refused == set()
+    assert known - ours - set(UNSUPPORTED) == set()
+    assert {"max_kv_size", "kv_bits", "kv_group_size", "quantized_kv_start"} <= known & ours
 
 
 def test_an_unknown_keyword_is_a_type_error_as_for_any_function() -> None:

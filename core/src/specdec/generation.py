@@ -82,7 +82,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     max_kv_size: int | None = None,
     kv_bits: int | None = None,
     kv_group_size: int = 64,
-    quantized_kv_start: int = 0,
+    quantized_kv_start: int = 5000,
     prefix_cache: PrefixCache | None = None,
     snapshot_at: Sequence[int] = (),
     prefill_step_size: int = 2048,

@@ -95,7 +95,7 @@ class BatchGenerator:
         return_prompt_caches: bool = True,
         kv_bits: int | None = None,
         kv_group_size: int = 64,
-        quantized_kv_start: int = 0,
+        quantized_kv_start: int = 5000,
     ) -> None:
         self._closed, self._inside = True, False  # nothing to close if something fails here
         settings = Settings(
@@ -124,7 +124,13 @@ class BatchGenerator:
         loaded = load(drafter, model, settings)
         self._own = None if loaded is drafter else loaded
         target = bind_target(model, settings.tokenizer) if loaded is None else loaded.target
-        self._engine = Engine(target, loaded, settings, self._stream)
+        try:
+            target.new_state(settings.cache_options)
+            self._engine = Engine(target, loaded, settings, self._stream)
+        except BaseException:
+            if self._own is not None:
+                self._own.close()
+            raise
         self._old_wired_limit = maybe_set_recommended_wired_limit()
         self._closed = False
 

@@ -21,7 +21,7 @@ def add_caching(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-bits", type=int, help="bits to quantize attention K/V to")
     group.add_argument("--kv-group-size", type=int, help="values that share a scale (64)")
     group.add_argument(
-        "--quantized-kv-start", type=int, help="positions before K/V are quantized (0)"
+        "--quantized-kv-start", type=int, help="positions before K/V are quantized (5000)"
     )
 
 

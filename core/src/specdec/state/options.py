@@ -46,7 +46,7 @@ class CacheOptions:
         kv_bits: bits that attention K/V are quantized to; ``None`` keeps them as they are. Caches
             of sliding windows are not quantized.
         kv_group_size: values that share a scale.
-        quantized_kv_start: positions from which on a row is quantized.
+        quantized_kv_start: positions from which on a row is quantized; mlx-lm's default is 5000.
 
     Raises:
         OptionError: a value that makes no sense (also a ``ValueError``).
@@ -55,4 +55,4 @@ class CacheOptions:
     max_kv_size: int | None = field(default=None, validator=_check_size)
     kv_bits: int | None = field(default=None, validator=_check_bits)
     kv_group_size: int = field(default=64, validator=_check_group)
-    quantized_kv_start: int = field(default=0, validator=_check_start)
+    quantized_kv_start: int = field(default=5000, validator=_check_start)

@@ -189,6 +189,15 @@ class Request:
         sources = [name for name, source in given.items() if source is not None]
         if len(sources) > 1:
             raise OptionError(f"{' and '.join(sources)} were given; give one or the other")
+        if (
+            self.cache is not None
+            and self.cache_options.kv_bits is not None
+            and not isinstance(self.cache, list)
+        ):
+            raise OptionError(
+                f"prompt_cache is a {type(self.cache).__name__}; with kv_bits give a list, in "
+                "which caches are replaced by quantized ones"
+            )
         if self.stop_strings and self.tokenizer is None:
             raise OptionError("stop strings were given without a tokenizer; give tokenizer=")
         if 0 <= self.max_tokens < self.min_tokens:
