@@ -13,6 +13,7 @@ from mlx_lm.models.cache import KVCache
 
 from specdec.errors import RollbackError
 from specdec.state.buffers import Buffers, merged, room_for
+from specdec.state.cache_rows import OnlyLengthsTell
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["AttentionRows", "append", "check_window", "merged_buffers"]
 
 
-class AttentionRows:
+class AttentionRows(OnlyLengthsTell):
     """One layer's keys and values ``[B, heads, capacity, D]``, left-aligned.
 
     Args:
@@ -139,24 +140,10 @@ class AttentionRows:
         del row
         return self._kind.__name__
 
-    @property
-    def split(self) -> bool:
-        """Never: rows of any length share a buffer."""
-        return False
-
-    def begin(self) -> None:
-        """A window was begun on ``positions``."""
-
-    def check(self, kept: Sequence[int] | None) -> None:
-        """Any part of a window can be kept."""
-
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""
         del kept
         self._appended = False
-
-    def take_back(self, counts: Sequence[int]) -> None:
-        """Only the lengths tell."""
 
     def extract(self, row: int, *, share: bool = False) -> Any:
         """One row as an mlx-lm cache of the kind it came from."""

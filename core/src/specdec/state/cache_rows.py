@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from specdec.state.positions import RowPositions
 
-__all__ = ["CacheRows"]
+__all__ = ["CacheRows", "OnlyLengthsTell"]
 
 
 class CacheRows(Protocol):
@@ -77,3 +77,23 @@ class CacheRows(Protocol):
 
     def bytes_at(self, positions: int, /) -> int:
         """Bytes that a row of this layer takes at most at so many positions, by its shapes."""
+
+
+class OnlyLengthsTell:
+    """Verbs of forms for which dropping a part of a window is not moving a length on."""
+
+    __slots__ = ()
+
+    @property
+    def split(self) -> bool:
+        """Never: rows of any length share a buffer."""
+        return False
+
+    def begin(self) -> None:
+        """Nothing has to be remembered."""
+
+    def check(self, kept: Sequence[int] | None, /) -> None:
+        """Any part of a window can be kept."""
+
+    def take_back(self, counts: Sequence[int], /) -> None:
+        """The arrays stay as they are."""

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ChunkedKVCache
 from specdec.errors import RollbackError
 from specdec.state.attention import check_window, merged_buffers
 from specdec.state.buffers import Buffers, room_for
+from specdec.state.cache_rows import OnlyLengthsTell
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -25,7 +26,7 @@ __all__ = ["ChunkedRows"]
 _STEP = 256  # dropped at once
 
 
-class ChunkedRows:
+class ChunkedRows(OnlyLengthsTell):
     """One layer's keys and values ``[B, heads, capacity, D]`` from ``start_position`` on.
 
     Args:
@@ -119,19 +120,10 @@ class ChunkedRows:
         """Whether rows have come to have different lengths."""
         return not self._positions.uniform
 
-    def begin(self) -> None:
-        """A window was begun on ``positions``."""
-
-    def check(self, kept: Sequence[int] | None) -> None:
-        """Any part of a window can be kept."""
-
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""
         del kept
         self._appended = False
-
-    def take_back(self, counts: Sequence[int]) -> None:
-        """Only the lengths tell: more than a chunk is held."""
 
     def extract(self, row: int, *, share: bool = False) -> ChunkedKVCache:
         """One row as an mlx-lm cache."""

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from specdec.state.attention import append, check_window, merged_buffers
 from specdec.state.buffers import Buffers, room_for
+from specdec.state.cache_rows import OnlyLengthsTell
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -40,7 +41,7 @@ class Format:
     bits: int
 
 
-class QuantizedRows:
+class QuantizedRows(OnlyLengthsTell):
     """One layer's quantized keys and values, left-aligned.
 
     Args:
@@ -136,24 +137,10 @@ class QuantizedRows:
         del row
         return self._format
 
-    @property
-    def split(self) -> bool:
-        """Never: rows of any length share a buffer."""
-        return False
-
-    def begin(self) -> None:
-        """A window was begun on ``positions``."""
-
-    def check(self, kept: Sequence[int] | None) -> None:
-        """Any part of a window can be kept."""
-
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""
         del kept
         self._appended = False
-
-    def take_back(self, counts: Sequence[int]) -> None:
-        """Only the lengths tell."""
 
     def extract(self, row: int, *, share: bool = False) -> QuantizedKVCache:
         """One row as an mlx-lm cache."""

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import RotatingKVCache
 from specdec.errors import RollbackError
 from specdec.state.attention import check_window, merged_buffers
 from specdec.state.buffers import Buffers, room_for
+from specdec.state.cache_rows import OnlyLengthsTell
 from specdec.state.rings import Ring
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["WindowRows"]
 
 
-class WindowRows:
+class WindowRows(OnlyLengthsTell):
     """One layer's keys and values ``[B, heads, at most max_size + slack, D]``, in a ring.
 
     Args:
@@ -143,17 +144,9 @@ class WindowRows:
         del row
         return self._ring.max_size, self._ring.keep
 
-    @property
-    def split(self) -> bool:
-        """Never: rows of any length share a buffer."""
-        return False
-
     def begin(self) -> None:
         """A window was begun on ``positions``."""
         self._own = None
-
-    def check(self, kept: Sequence[int] | None) -> None:
-        """Any part of a window can be kept."""
 
     def finish(self, kept: Sequence[int] | None) -> None:
         """Of a window in place only the lengths tell; of another, what is kept is written now."""
@@ -166,9 +159,6 @@ class WindowRows:
             self._store(own, before + positions.width, kept=0)
         else:
             self._write(own, kept if kept is not None else [positions.width] * own[0].shape[0])
-
-    def take_back(self, counts: Sequence[int]) -> None:
-        """Only the lengths tell: what a position overwrote is out of sight from the one before."""
 
     def extract(self, row: int, *, share: bool = False) -> RotatingKVCache:
         """One row as an mlx-lm cache, its positions in order."""
