@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.options import add_adapter_path
@@ -87,7 +88,11 @@ def _difference(way: WidthReport) -> str:
 def _as_object(report: ModelReport) -> dict[str, Any]:
     from attrs import asdict
 
-    return asdict(report) | {
+    found = asdict(report)
+    for way in (*found["widths"], *([found["rollback"]] if report.rollback else [])):
+        if not math.isfinite(way["difference"]):
+            way["difference"] = None  # JSON has no infinity
+    return found | {
         "exact": report.exact,
         "sound": report.sound,
         "tie_margin": report.tie_margin,

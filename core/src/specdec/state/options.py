@@ -19,7 +19,7 @@ def _check_size(_: Any, __: Any, value: Any) -> None:
 
 
 def _check_bits(_: Any, __: Any, value: Any) -> None:
-    if value is not None and value not in {2, 3, 4, 5, 6, 8}:
+    if value is not None and (type(value) is not int or value not in {2, 3, 4, 5, 6, 8}):
         raise OptionError(
             f"kv_bits is {one_line(repr(value))}; give 2, 3, 4, 5, 6 or 8, or None for no "
             "quantization"
@@ -27,7 +27,7 @@ def _check_bits(_: Any, __: Any, value: Any) -> None:
 
 
 def _check_group(_: Any, __: Any, value: Any) -> None:
-    if value not in {32, 64, 128}:
+    if type(value) is not int or value not in {32, 64, 128}:
         raise OptionError(f"kv_group_size is {one_line(repr(value))}; give 32, 64 or 128")
 
 

@@ -114,6 +114,8 @@ class RaggedState:
 
     def bytes_at(self, positions: int) -> int:
         """Bytes of one row at so many positions at most; known once something was appended."""
+        if not self._batches:
+            return 0
         return sum(layer.bytes_at(positions) for layer in self._batches[0][0].caches)
 
     def window_width(self, needed: int, most: int) -> int:
@@ -158,8 +160,8 @@ class RaggedState:
         for batch, _ in self._batches:
             batch.finish(None)
         self._single = [self._width == 1] * self.row_count
-        self._width = 0
-        self._regroup()
+        width, self._width = self._width, 0
+        self._regroup(width)
 
     def rollback(self, kept: Sequence[int]) -> None:
         """Keep the first ``kept[b]`` positions of the window in row b. O(1) in the context.
@@ -180,8 +182,8 @@ class RaggedState:
         for (batch, _), share in zip(self._batches, shares, strict=True):
             batch.finish(share)
         self._single = [self._width == count == 1 for count in kept]
-        self._width = 0
-        self._regroup()
+        width, self._width = self._width, 0
+        self._regroup(width)
 
     def take_back(self, counts: Sequence[int]) -> None:
         """Let rows be what they were before their last position, where ``counts`` is 1.
@@ -251,8 +253,10 @@ class RaggedState:
         self._between_rounds("extract_row")
         if not 0 <= row < self.row_count:
             raise RowIndexError("extract_row", row, self.row_count)
-        self._quantize_due()
         batch, own = self._places[row]
+        if batch.is_due:  # the live row may have to take its last position back
+            batch, own = RowBatch.of([(batch, [own])]), 0
+            batch.quantize_if_due()
         caches = batch.extract(own)
         mx.eval([cache.state for cache in caches])
         return caches
@@ -272,17 +276,26 @@ class RaggedState:
         self._between_rounds("write_back")
         if not 0 <= row < self.row_count:
             raise RowIndexError("write_back", row, self.row_count)
-        self._quantize_due()
-        batch, own = self._places[row]
         alone = self.row_count == 1
+        if alone:  # it is spent afterwards
+            self._quantize_due()
+        batch, own = self._places[row]
         _put(batch.extract(own, share=True) if alone else self.extract_row(row), caches)
 
     # How rows are spread over batches.
 
-    def _regroup(self) -> None:
-        """Spread the rows anew where their keys have come to differ, or to agree."""
-        if len(self._places) > 1 and (len(self._batches) > 1 or self._split()):
-            self._swap(_grouped(self._places, self._together))
+    def _regroup(self, width: int = 1) -> None:
+        """Spread the rows anew where their keys have come to differ, or to agree.
+
+        Lengths that agree by chance after a wider window part again in the next round, and each
+        move copies what the rows hold; rows that decode plainly stay as they are together.
+        """
+        apart = self._together is Together.EQUAL and width > 1
+        if len(self._places) > 1 and (self._split() if apart else self._may_differ()):
+            self._swap(_grouped(self._places, self._together, apart=apart))
+
+    def _may_differ(self) -> bool:
+        return len(self._batches) > 1 or self._split()
 
     def _quantize_due(self) -> None:
         """Quantize rows that are long enough now, before anybody looks at them."""
@@ -294,10 +307,10 @@ class RaggedState:
             self._swap(_grouped(self._places, self._together))
 
     def _split(self) -> bool:
-        batch = self._batches[0][0]
-        if self._together is Together.EQUAL and not batch.positions.uniform:
-            return True
-        return batch.split
+        equal = self._together is Together.EQUAL
+        return any(
+            batch.split or (equal and not batch.positions.uniform) for batch, _ in self._batches
+        )
 
     def _swap(self, batches: list[tuple[RowBatch, list[int]]]) -> None:
         places: dict[int, _Place] = {}
@@ -341,11 +354,20 @@ def _key(batch: RowBatch, row: int, together: Together) -> Hashable:
     return id(batch), row
 
 
-def _grouped(places: Sequence[_Place], together: Together) -> list[tuple[RowBatch, list[int]]]:
-    """Batches of the rows at these places, in this order; those that stay whole are the same."""
+def _grouped(
+    places: Sequence[_Place], together: Together, *, apart: bool = False
+) -> list[tuple[RowBatch, list[int]]]:
+    """Batches of the rows at these places, in this order; those that stay whole are the same.
+
+    Args:
+        places: the rows.
+        together: which rows the model takes in one call.
+        apart: whether rows of different batches stay so.
+    """
     groups: dict[Hashable, list[int]] = {}
     for row, (batch, own) in enumerate(places):
-        groups.setdefault(_key(batch, own, together), []).append(row)
+        key = (_key(batch, own, together), id(batch) if apart else None)
+        groups.setdefault(key, []).append(row)
     built = []
     for rows in groups.values():
         parts = list(_runs([places[row] for row in rows]))

@@ -49,7 +49,8 @@ class Fit:
     reason: str | None = None
 
 
-_known: dict[int, Fit] = {}
+# With the classes of the model's modules, in case somebody replaces some.
+_known: dict[int, tuple[list[type[Any]], Fit]] = {}
 
 
 def fit_of(model: Any, vocab_size: int) -> Fit:
@@ -59,11 +60,13 @@ def fit_of(model: Any, vocab_size: int) -> Fit:
         model: the model, whose cache types all have row forms.
         vocab_size: V.
     """
-    key = id(model)
+    key, classes = id(model), [type(module) for module in model.modules()]
     if key not in _known:
-        _known[key] = _try(model, vocab_size)
         weakref.finalize(model, _known.pop, key, None).atexit = False
-    return _known[key]
+    elif _known[key][0] == classes:
+        return _known[key][1]
+    _known[key] = classes, _try(model, vocab_size)
+    return _known[key][1]
 
 
 def _try(model: Any, vocab_size: int) -> Fit:

@@ -120,10 +120,28 @@ class Reading:
         return int(whole)
 
     def _read(self, start: int, end: int) -> Window:
-        """The target reads a chunk, and then the drafter."""
+        """The target reads a chunk, and then the drafter.
+
+        What was emitted before, by a row that is read again, is read in windows as it was decoded:
+        a prompt's chunk may see keys that are not quantized yet, or have left a window.
+        """
+        decoded = len(self.row.request.prompt) - 1
+        if start < decoded < end:
+            self._window(start, decoded, reading=True)
+            start = decoded
+        while start >= decoded:
+            room = self.state.room(0)
+            step = end - start if room is None else min(end - start, room)
+            window = self._window(start, start + step, reading=False)
+            start += step
+            if start == end:
+                return window
+        return self._window(start, end, reading=True)
+
+    def _window(self, start: int, end: int, *, reading: bool) -> Window:
         draft, state = self.draft, self.state
         ids = mx.array([self.row.tokens[start:end]], mx.int32)
-        state.begin_round(end - start, reading=True)
+        state.begin_round(end - start, reading=reading)
         if draft is None or draft.group is None:
             window = self._target.forward(ids, state)
         else:

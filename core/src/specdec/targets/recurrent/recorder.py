@@ -19,7 +19,7 @@ from specdec.targets.recurrent.calls import (
 )
 from specdec.targets.recurrent.convolutions import Heard, convolution_slots, convolutions_of
 from specdec.targets.recurrent.gated_delta import Stepping, stepping_of
-from specdec.targets.recurrent.units import Seen, Unit, find_units, replaced, rows_in
+from specdec.targets.recurrent.units import Seen, Unit, find_units, inside, replaced, rows_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,8 @@ class _Kind:
     covered: bool = False
 
 
-_known: dict[int, tuple[list[Unit], dict[type[Any], _Kind]]] = {}
+# With the modules that the model had then, by number; the same ones are there while units are.
+_known: dict[int, tuple[list[int], list[Unit], dict[type[Any], _Kind]]] = {}
 
 
 @define(eq=False)
@@ -65,6 +66,7 @@ class Recurrence:
     keep_steps: bool = True
     _kinds: dict[type[Any], _Kind] = field(factory=dict)
     _watched: list[tuple[Unit, _Watched]] = field(factory=list)
+    _model: Any = None
 
     @classmethod
     def find(cls, model: Any, forward: Callable[[], Any]) -> Recurrence:
@@ -75,21 +77,27 @@ class Recurrence:
             forward: calls it over windows of caches that have row forms, the last of which stays
                 open.
         """
-        key = id(model)
+        key, modules = id(model), [id(module) for _, module in inside(model)]
         if key not in _known:
+            weakref.finalize(model, _known.pop, key, None).atexit = False
+        if key not in _known or _known[key][0] != modules:
             seen = find_units(model, forward)
             kinds: dict[type[Any], _Kind] = {}
             for each in seen:
                 if type(each.unit.module) not in kinds:
                     kinds[type(each.unit.module)] = _learn(each)
-            _known[key] = [each.unit for each in seen], kinds
-            weakref.finalize(model, _known.pop, key, None).atexit = False
-        units, kinds = _known[key]
+            _known[key] = modules, [each.unit for each in seen], kinds
+        _, units, kinds = _known[key]
         if any(unit.holder is model for unit in units):
             del _known[key]  # it would hold the model
-        found = cls(units, kinds=kinds)
+        found = cls(units, kinds=kinds, model=model)
         found._watched = [(unit, _Watched(unit, found)) for unit in units]
         return found
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the units are still where they were found."""
+        return all(unit.is_in(self._model) for unit in self.units)
 
     @property
     def one_by_one(self) -> set[type[Any]]:

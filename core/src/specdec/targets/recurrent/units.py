@@ -25,11 +25,23 @@ class Unit:
         holder: the module, list or dict that holds it.
         name: its name or number there.
         module: the module.
+        path: names that lead to it from the model.
     """
 
     holder: Any
     name: Any
     module: Any
+    path: tuple[Any, ...] = ()
+
+    def is_in(self, model: Any) -> bool:
+        """Whether the path leads to the module."""
+        found = model
+        try:
+            for name in self.path:
+                found = found[name]
+        except (KeyError, IndexError, TypeError):
+            return False
+        return found is self.module
 
     @property
     def held(self) -> Any:
@@ -107,30 +119,30 @@ def rows_in(args: Sequence[Any], kwargs: dict[str, Any]) -> RecurrentRows | None
 
 def inside(module: Any) -> Iterator[tuple[Unit, Any]]:
     """Every module inside one, at any depth, with its place."""
-    for holder, name, child in _children(module):
-        yield Unit(holder, name, child), child
-        yield from inside(child)
+    for unit in _children(module, ()):
+        yield unit, unit.module
+        yield from inside(unit.module)
 
 
-def _children(module: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Holder, name and value of the modules right inside one, those in lists and dicts too."""
-    stack: list[tuple[Any, Any, Any]] = [(module, name, child) for name, child in module.items()]
+def _children(module: Any, path: tuple[Any, ...]) -> Iterator[Unit]:
+    """The modules right inside one, those in lists and dicts too."""
+    stack: list[tuple[Any, tuple[Any, ...]]] = [(module, path)]
     while stack:
-        holder, name, child = stack.pop()
-        if isinstance(child, Module):
-            yield holder, name, child
-        elif isinstance(child, list):
-            stack += [(child, place, each) for place, each in enumerate(child)]
-        elif isinstance(child, dict):
-            stack += [(child, key, each) for key, each in child.items()]
+        holder, way = stack.pop()
+        items = enumerate(holder) if isinstance(holder, list) else holder.items()
+        for name, child in items:
+            if isinstance(child, Module):
+                yield Unit(holder, name, child, (*way, name))
+            elif isinstance(child, list | dict):
+                stack.append((child, (*way, name)))
 
 
-def _places(model: Any) -> Iterator[Unit]:
+def _places(model: Any, path: tuple[Any, ...] = ()) -> Iterator[Unit]:
     """Every module inside a model that has modules of its own."""
-    for holder, name, child in _children(model):
-        if next(_children(child), None) is not None:
-            yield Unit(holder, name, child)
-            yield from _places(child)
+    for unit in _children(model, path):
+        if next(_children(unit.module, ()), None) is not None:
+            yield unit
+            yield from _places(unit.module, unit.path)
 
 
 @contextmanager
@@ -154,5 +166,19 @@ def replaced(places: Sequence[tuple[Unit, Any]]) -> Iterator[None]:
                 place.put(value)
         yield
     finally:
-        for (place, _), now in zip(places, held, strict=True):
-            place.put(now)
+        _put_back([(place, now) for (place, _), now in zip(places, held, strict=True)])
+
+
+def _put_back(places: list[tuple[Unit, Any]]) -> None:
+    """Put back what was there, also when it is interrupted: no stand-in may stay in the model."""
+    interrupt: KeyboardInterrupt | None = None
+    while places:
+        try:
+            while places:
+                place, value = places[-1]
+                place.put(value)
+                places.pop()
+        except KeyboardInterrupt as raised:
+            interrupt = raised
+    if interrupt is not None:
+        raise interrupt
