@@ -256,7 +256,9 @@ def test_rows_are_spread_as_the_model_can_take_them(together: str, batches: int)
     mixture = Mixture.of(plain(Full(), Window(6)), Together[together], [4], [7], [4])
     assert len(mixture.state.row_caches) == batches
     assert sorted(row for _, rows in mixture.state.row_caches for row in rows) == [0, 1, 2]
-    mixture.round(3, [3, 0, 3])  # all have seven now
+    mixture.round(3, [3, 0, 3])  # all have seven now, by chance
+    assert len(mixture.state.row_caches) == batches
+    mixture.round(1, [1, 1, 1])  # and now they go on alike
     assert len(mixture.state.row_caches) == (3 if together == "ALONE" else 1)
     mixture.check()
 

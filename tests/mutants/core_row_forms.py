@@ -124,8 +124,8 @@ BATCH_MUTANTS = (
     Mutant(
         name="rows-are-not-grouped-anew-after-a-rollback",
         file=RAGGED,
-        old="== count == 1 for count in kept]\n        self._width = 0\n        self._regroup()\n",
-        new="== count == 1 for count in kept]\n        self._width = 0\n",
+        old="for count in kept]\n        width, self._width = self._width, 0\n        self._regroup(width)\n",
+        new="for count in kept]\n        self._width = 0\n",
         killed_by=SAME_CHUNKS,
         why="Rows stay in the batches of the lengths that they had.",
     ),
@@ -156,8 +156,8 @@ BATCH_MUTANTS = (
     Mutant(
         name="rows-of-equal-length-stay-together-for-ever",
         file=RAGGED,
-        old="if self._together is Together.EQUAL and not batch.positions.uniform:",
-        new="if self._together is Together.ALONE and not batch.positions.uniform:",
+        old="equal = self._together is Together.EQUAL\n",
+        new="equal = self._together is Together.ALONE\n",
         killed_by=MOVE + "[attention]",
         why="A model that cannot take rows of different length is given them after a round.",
     ),
