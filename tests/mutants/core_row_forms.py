@@ -124,7 +124,9 @@ BATCH_MUTANTS = (
     Mutant(
         name="rows-are-not-grouped-anew-after-a-rollback",
         file=RAGGED,
-        old="for count in kept]\n        width, self._width = self._width, 0\n        self._regroup(width)\n",
+        old="for count in kept]\n"
+        "        width, self._width = self._width, 0\n"
+        "        self._regroup(width)\n",
         new="for count in kept]\n        self._width = 0\n",
         killed_by=SAME_CHUNKS,
         why="Rows stay in the batches of the lengths that they had.",
