@@ -138,7 +138,8 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         quantized_kv_start: positions from which on K/V are quantized, with ``kv_bits``.
         prefix_cache: where the beginning of the prompt is looked up, and where this request's rows
             of target and drafter are left for later ones; share one between requests. The text is
-            the same with and without it, ``stats.cached_tokens`` says what was not read again.
+            the same with and without it (but for caches whose content depends on where chunks end,
+            see docs/targets.md); ``stats.cached_tokens`` says what was not read again.
         snapshot_at: numbers of prompt tokens after which a row is left there too, such as the
             length of a system prompt that other requests share.
         prefill_step_size: prompt tokens per chunk.
