@@ -166,8 +166,8 @@ BATCH_MUTANTS = (
     Mutant(
         name="lengths-of-a-new-batch-are-sorted",
         file=BATCH,
-        old="[p.positions.lengths[r] for p, rows in parts for r in rows]",
-        new="[p.positions.lengths[r] for p, rows in parts for r in sorted(rows)]",
+        old="RowPositions(lengths, exact_keys=not parts[0][0].positions.plans)",
+        new="RowPositions(sorted(lengths), exact_keys=not parts[0][0].positions.plans)",
         killed_by=OF_GAPS + "test_rows_that_change_places_take_what_they_hold_with_them",
         why="Rows change places, and their lengths do not.",
     ),

@@ -41,6 +41,7 @@ class RowBatch:
         caches: one row's mlx-lm caches, of types that have a row form. Their arrays are taken over
             without a copy.
         quantization: what becomes of its attention layers.
+        exact_keys: whether the model must never be given more keys than there are positions.
 
     Attributes:
         positions: where the rows stand.
@@ -49,8 +50,14 @@ class RowBatch:
 
     __slots__ = ("caches", "positions", "quantization")
 
-    def __init__(self, caches: Sequence[Any], quantization: KvQuantization | None = None) -> None:
-        self.positions = RowPositions([_length(caches)])
+    def __init__(
+        self,
+        caches: Sequence[Any],
+        quantization: KvQuantization | None = None,
+        *,
+        exact_keys: bool = False,
+    ) -> None:
+        self.positions = RowPositions([_length(caches)], exact_keys=exact_keys)
         self.caches: list[Any] = [adopt(cache, self.positions) for cache in caches]
         self.quantization = quantization
 
@@ -58,7 +65,8 @@ class RowBatch:
     def of(cls, parts: Sequence[tuple[RowBatch, Sequence[int]]]) -> RowBatch:
         """A new batch of the rows that are listed with each part; the parts stay as they are."""
         batch = cls.__new__(cls)
-        batch.positions = RowPositions([p.positions.lengths[r] for p, rows in parts for r in rows])
+        lengths = [part.positions.lengths[row] for part, rows in parts for row in rows]
+        batch.positions = RowPositions(lengths, exact_keys=not parts[0][0].positions.plans)
         rows = [chosen for _, chosen in parts]
         columns = zip(*(part.caches for part, _ in parts), strict=True)
         batch.caches = [

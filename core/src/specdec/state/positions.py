@@ -34,6 +34,10 @@ def typed(mask: mx.array, dtype: mx.Dtype | None) -> mx.array:
 class RowPositions:
     """Lengths of B rows, and the window that is open on them.
 
+    Args:
+        lengths: B ints.
+        exact_keys: whether windows never read more keys than there are, on any backend.
+
     Attributes:
         width: positions of the open window; 0 between rounds.
         reading: whether the open window is a prompt's chunk, which is kept whole.
@@ -58,10 +62,10 @@ class RowPositions:
         "width",
     )
 
-    def __init__(self, lengths: Sequence[int] = ()) -> None:
+    def __init__(self, lengths: Sequence[int] = (), *, exact_keys: bool = False) -> None:
         self.width = 0
         self.reading = False
-        self.plans = plans_by_shape()
+        self.plans = plans_by_shape() and not exact_keys
         self._set(list(lengths))
 
     def _set(self, lengths: list[int]) -> None:

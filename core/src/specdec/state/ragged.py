@@ -51,6 +51,7 @@ class RaggedState:
             taken over without a copy; do not use them until ``write_back``.
         together: which rows the model can take in one call.
         quantization: when the row's attention K/V is quantized, if it is to be.
+        exact_keys: whether the model must never be given more keys than there are positions.
     """
 
     can_roll_back = True
@@ -62,12 +63,13 @@ class RaggedState:
         *,
         together: Together = Together.ANY,
         quantization: KvQuantization | None = None,
+        exact_keys: bool = False,
     ) -> None:
         self._together = together
         self._width = 0
         # Per row, whether its last window was of one position, which it kept.
         self._single = [False]
-        batch = RowBatch(caches, quantization)
+        batch = RowBatch(caches, quantization, exact_keys=exact_keys)
         self._places: list[_Place] = [(batch, 0)]
         self._batches: list[tuple[RowBatch, list[int]]] = [(batch, [0])]
 
@@ -329,6 +331,7 @@ def row_state(
     *,
     together: Together = Together.ANY,
     quantization: KvQuantization | None = None,
+    exact_keys: bool = False,
 ) -> RowState:
     """The state of one row that lives in ``caches``.
 
@@ -336,6 +339,7 @@ def row_state(
         caches: one row's mlx-lm caches, one per layer.
         together: which rows the model can take in one call.
         quantization: when the row's attention K/V is quantized, if it is to be.
+        exact_keys: whether the model must never be given more keys than there are positions.
 
     Returns:
         Ragged rows if every type has a row form, else native ones that carry the reason.
@@ -343,7 +347,7 @@ def row_state(
     missing = types_without_row_form(caches)
     if missing:
         return NativeState(caches, f"no row form for cache type {', '.join(missing)}")
-    return RaggedState(caches, together=together, quantization=quantization)
+    return RaggedState(caches, together=together, quantization=quantization, exact_keys=exact_keys)
 
 
 def _key(batch: RowBatch, row: int, together: Together) -> Hashable:

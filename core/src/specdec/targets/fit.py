@@ -12,11 +12,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from attrs import frozen
+from attrs import evolve, frozen
 from mlx_lm.models.cache import make_prompt_cache
 
 from specdec.errors import RollbackError
 from specdec.state import RowBatch, Together, types_without_row_form
+from specdec.state.kernels import plans_by_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +44,12 @@ class Fit:
     Attributes:
         together: which rows.
         reason: why windows of several positions may not; ``None`` where they may.
+        exact_keys: whether it must never be given more keys than there are positions.
     """
 
     together: Together
     reason: str | None = None
+    exact_keys: bool = False
 
 
 # With the classes of the model's modules, in case somebody replaces some.
@@ -72,17 +75,26 @@ def fit_of(model: Any, vocab_size: int) -> Fit:
 def _try(model: Any, vocab_size: int) -> Fit:
     if types_without_row_form(make_prompt_cache(model)):
         return Fit(Together.ALONE)
+    if type(model).__module__ not in _COUNT_KEYS:
+        fit = _try_keys(model, vocab_size, exact=False)
+        if fit.reason is None or not plans_by_shape():
+            return fit
+    # On some backends keys are read a little further than there are (state/kernels.py).
+    return evolve(_try_keys(model, vocab_size, exact=True), exact_keys=True)
+
+
+def _try_keys(model: Any, vocab_size: int, *, exact: bool) -> Fit:
     ids = mx.random.randint(
         0, vocab_size, (2, _LONG + _WIDTH), dtype=mx.uint32, key=mx.random.key(0)
     )
     long, like, short = ids[:1], ids[1:], ids[1:, _LONG - _SHORT :]
-    rows = [_read(model, row[:, :-_WIDTH]) for row in (long, like, short)]
+    rows = [_read(model, row[:, :-_WIDTH], exact) for row in (long, like, short)]
     windows = [row[:, -_WIDTH:] for row in (long, like, short)]
     try:
         alone = [_window(model, batch, w) for batch, w in zip(rows, windows, strict=True)]
     except _RAISED as error:
         return Fit(Together.ALONE, f"{_name(model)} cannot take windows ({type(error).__name__})")
-    steps = _one_by_one(model, _read(model, long[:, :-_WIDTH]), windows[0])
+    steps = _one_by_one(model, _read(model, long[:, :-_WIDTH], exact), windows[0])
     if type(model).__module__ in _NOT_CAUSAL or _differ(alone[0], steps):
         return Fit(
             Together.ALONE,
@@ -106,8 +118,8 @@ def _try(model: Any, vocab_size: int) -> Fit:
     return Fit(Together.EQUAL if fits([0, 1]) else Together.ALONE)
 
 
-def _read(model: Any, ids: mx.array) -> RowBatch:
-    batch = RowBatch(make_prompt_cache(model))
+def _read(model: Any, ids: mx.array, exact: bool) -> RowBatch:
+    batch = RowBatch(make_prompt_cache(model), exact_keys=exact)
     batch.begin(ids.shape[1], reading=True)
     model(ids, cache=batch.caches)
     batch.finish(None)

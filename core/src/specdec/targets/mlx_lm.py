@@ -275,7 +275,12 @@ class MlxLmTarget:
             return NativeState(caches, self._fit.reason)
         if options.kv_bits is not None:
             self._check_packing(options)
-        return row_state(caches, together=self._fit.together, quantization=_quantization(options))
+        return row_state(
+            caches,
+            together=self._fit.together,
+            quantization=_quantization(options),
+            exact_keys=self._fit.exact_keys,
+        )
 
     def _check_packing(self, options: CacheOptions) -> None:
         """Check once that the model can attend over keys that are quantized so.
