@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -123,10 +124,12 @@ class ModelReport:
 
     @property
     def sound(self) -> bool:
-        """Whether dropping part of a window changes no more than the width of windows does."""
+        """Whether logits are numbers, and rollbacks change no more than the width of windows."""
+        most = max(way.difference for way in self.widths)
+        if not math.isfinite(most):
+            return False
         if self.rollback is None:
             return True
-        most = max(way.difference for way in self.widths)
         return self.rollback.difference <= max(2 * most, 1e-6)
 
 
@@ -168,7 +171,7 @@ def check_model(
 
 
 def _ids(tokenizer: Any, vocab_size: int) -> list[int]:
-    if not callable(getattr(tokenizer, "encode", None)):
+    if isinstance(tokenizer, str) or not callable(getattr(tokenizer, "encode", None)):
         raise OptionError(
             f"the tokenizer is {one_line(repr(tokenizer))}; give what mlx_lm.load returned second"
         )
@@ -221,9 +224,8 @@ def _with_rejections(target: Target, ids: Sequence[int]) -> mx.array:
 
 def _compared(name: str, got: mx.array, want: mx.array) -> WidthReport:
     # Some models give ids that nobody may draw no finite logit.
-    drawn = mx.isfinite(want)
-    off = mx.where(drawn & mx.isfinite(got), mx.abs(got - want), 0.0)
-    off = mx.where(drawn == mx.isfinite(got), off, mx.inf)
+    both = mx.isfinite(want) & mx.isfinite(got)
+    off = mx.where(both, mx.abs(got - want), mx.where(got == want, 0.0, mx.inf))
     best, other = mx.argmax(want, axis=-1), mx.argmax(got, axis=-1)
     pair = mx.sort(mx.topk(want, min(2, want.shape[-1]), axis=-1), axis=-1)
     read: Any = mx.stack([best, other]).tolist()

@@ -70,9 +70,11 @@ def _lines(report: ModelReport) -> Iterator[str]:
         yield f"{way.name}: {_difference(way)}"
     if not report.sound:
         yield "rollback is not sound: it changes more than the width of windows does"
+    elif report.reason is not None:
+        return  # there is one way alone
     elif report.exact:
         yield "exact: every way gives the same bits"
-    elif report.reason is None:
+    else:
         yield (
             f"not exact: texts may part where two tokens are within {report.tie_margin:.3g} "
             "of each other"
@@ -89,11 +91,15 @@ def _as_object(report: ModelReport) -> dict[str, Any]:
     from attrs import asdict
 
     found = asdict(report)
-    for way in (*found["widths"], *([found["rollback"]] if report.rollback else [])):
-        if not math.isfinite(way["difference"]):
-            way["difference"] = None  # JSON has no infinity
-    return found | {
-        "exact": report.exact,
-        "sound": report.sound,
-        "tie_margin": report.tie_margin,
-    }
+    told = found | {"exact": report.exact, "sound": report.sound, "tie_margin": report.tie_margin}
+    finite: dict[str, Any] = _finite(told)
+    return finite
+
+
+def _finite(value: Any) -> Any:
+    """The same with ``None`` for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

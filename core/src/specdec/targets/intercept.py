@@ -16,7 +16,42 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-__all__ = ["Backbone", "Delegate", "find_backbone"]
+__all__ = ["Backbone", "Delegate", "StandIn", "find_backbone", "standing_in"]
+
+
+StandIn = tuple[Any, Any, Any]
+"""The list or dict that holds a module, the module's number or name there, and what stands in."""
+
+
+@contextmanager
+def standing_in(stand_ins: Sequence[StandIn]) -> Iterator[None]:
+    """Put each stand-in in its place, and back what was there.
+
+    None stays in the model, also when putting back is interrupted.
+    """
+    held = [(holder, name, holder[name]) for holder, name, _ in stand_ins]
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        for place in stand_ins:
+            _assign(*place)
+        yield
+    finally:
+        while held:
+            try:
+                while held:
+                    _assign(*held[-1])
+                    held.pop()
+            except KeyboardInterrupt as raised:
+                interrupt = raised
+        if interrupt is not None:
+            raise interrupt
+
+
+def _assign(holder: Any, name: Any, value: Any) -> None:
+    if isinstance(holder, list):
+        holder[name] = value
+    else:
+        dict.__setitem__(holder, name, value)  # past the module's own checks
 
 
 class Delegate:
@@ -82,21 +117,19 @@ class Backbone:
         self.module = parent[name]
         self.layers: list[Any] = self.module["layers"]
 
+    def _stand_in(self, value: Any) -> StandIn:
+        return self.parent, self.name, value
+
     @contextmanager
     def recording(self, layers: Sequence[int], final: bool) -> Iterator[dict[int, _Recorder]]:
         """Record the outputs of layers, and of the backbone (key ``len(layers)``) if asked."""
         taps = {i: _Recorder(self.layers[i]) for i in set(layers)}
         whole = _Recorder(self.module) if final else None
-        try:
-            for i, tap in taps.items():
-                self.layers[i] = tap
-            if whole is not None:
-                dict.__setitem__(self.parent, self.name, whole)
+        stand_ins: list[StandIn] = [(self.layers, i, tap) for i, tap in taps.items()]
+        if whole is not None:
+            stand_ins.append(self._stand_in(whole))
+        with standing_in(stand_ins):
             yield taps if whole is None else {**taps, len(self.layers): whole}
-        finally:
-            for i, tap in taps.items():
-                self.layers[i] = tap._module
-            dict.__setitem__(self.parent, self.name, self.module)
 
     def head(self, hidden: mx.array, ids: mx.array) -> Any:
         """Everything the model does after its backbone, over ``hidden [B, L, H]``.
@@ -105,22 +138,16 @@ class Backbone:
             hidden: what the backbone returns.
             ids: ``[B, L]`` ids of any value, for the model's signature.
         """
-        dict.__setitem__(self.parent, self.name, _Constant(self.module, hidden))
-        try:
+        with standing_in([self._stand_in(_Constant(self.module, hidden))]):
             return self.model(ids)
-        finally:
-            dict.__setitem__(self.parent, self.name, self.module)
 
     def embed(self, ids: mx.array) -> mx.array:
         """What the first layer is given for ``ids [B, L]``: embeddings as the model scales them."""
-        first = self.layers[0]
-        self.layers[0] = _Stop(first)
         try:
-            self.model(ids)
+            with standing_in([(self.layers, 0, _Stop(self.layers[0]))]):
+                self.model(ids)
         except _FirstInput as reached:
             return reached.hidden
-        finally:
-            self.layers[0] = first
         raise RuntimeError("the model returned without calling its first layer")
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 from mlx.nn.layers.base import Module
 
 from specdec.state import ListRows, RecurrentRows
-from specdec.targets.intercept import Delegate
+from specdec.targets.intercept import Delegate, standing_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-__all__ = ["Seen", "Unit", "find_units", "inside", "replaced", "rows_in", "wrapped"]
+__all__ = ["Seen", "Unit", "find_units", "inside", "replaced", "rows_in"]
 
 
 @frozen(eq=False)
@@ -42,18 +42,6 @@ class Unit:
         except (KeyError, IndexError, TypeError):
             return False
         return found is self.module
-
-    @property
-    def held(self) -> Any:
-        """What is in the module's place now."""
-        return self.holder[self.name]
-
-    def put(self, value: Any) -> None:
-        """Put something in the module's place."""
-        if isinstance(self.holder, list):
-            self.holder[self.name] = value
-        else:
-            dict.__setitem__(self.holder, self.name, value)
 
 
 @frozen(eq=False)
@@ -99,7 +87,7 @@ def find_units(model: Any, forward: Callable[[], Any]) -> list[Seen]:
         forward: calls it over windows of caches that have row forms, the last of which stays open.
     """
     seen: list[Seen] = []
-    with wrapped(list(_places(model)), lambda unit: _Spy(unit, seen)):
+    with replaced([(unit, _Spy(unit, seen)) for unit in _places(model)]):
         forward()
     given = {id(call.unit.module) for call in seen}
     # Of modules inside each other the innermost: the others only pass the cache on.
@@ -145,40 +133,11 @@ def _places(model: Any, path: tuple[Any, ...] = ()) -> Iterator[Unit]:
             yield from _places(unit.module, unit.path)
 
 
-@contextmanager
-def wrapped(units: Sequence[Unit], wrap: Callable[[Unit], Any]) -> Iterator[None]:
-    """Put something in the place of each unit for a while."""
-    with ExitStack() as stack:
-        for unit in units:
-            stack.callback(unit.put, unit.module)
-            unit.put(wrap(unit))
-        yield
+def replaced(places: Sequence[tuple[Unit, Any]]) -> AbstractContextManager[None]:
+    """Put values in these places for a while.
 
-
-@contextmanager
-def replaced(places: Sequence[tuple[Unit, Any]]) -> Iterator[None]:
-    """Put values in these places for a while."""
-    held = [place.held for place, _ in places]
-    try:
-        # What somebody has put there since the model was bound is left alone.
-        for (place, value), now in zip(places, held, strict=True):
-            if now is place.module:
-                place.put(value)
-        yield
-    finally:
-        _put_back([(place, now) for (place, _), now in zip(places, held, strict=True)])
-
-
-def _put_back(places: list[tuple[Unit, Any]]) -> None:
-    """Put back what was there, also when it is interrupted: no stand-in may stay in the model."""
-    interrupt: KeyboardInterrupt | None = None
-    while places:
-        try:
-            while places:
-                place, value = places[-1]
-                place.put(value)
-                places.pop()
-        except KeyboardInterrupt as raised:
-            interrupt = raised
-    if interrupt is not None:
-        raise interrupt
+    What somebody has put there since the model was bound is left alone.
+    """
+    return standing_in(
+        [(p.holder, p.name, value) for p, value in places if p.holder[p.name] is p.module]
+    )
