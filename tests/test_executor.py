@@ -35,6 +35,8 @@ from scripted import (
 from tiny_models import VOCABULARY, tiny_model
 
 import specdec.sampling.rows
+import specdec.state
+import specdec.targets
 import specdec.verify
 from specdec import Request, Row, VerifyGroup
 from specdec.contract import ContextKind, PrefillMode
@@ -384,16 +386,24 @@ def test_nothing_else_in_the_executor_waits_for_the_device() -> None:
     assert specdec.verify.__file__ is not None
     files = sorted(Path(specdec.verify.__file__).parent.glob("*.py"))
     files.append(Path(specdec.sampling.rows.__file__))
+    assert specdec.state.__file__ is not None
+    files += sorted(Path(specdec.state.__file__).parent.glob("*.py"))
+    files += sorted(Path(specdec.targets.__path__[0]).glob("**/*.py"))
     assert len(files) > 10
     assert {wait for path in files for wait in waits(path)} == {
         ("flight.py", "host_read", "tolist"),
         ("flight.py", "host_reads", "eval"),
-        ("prefill.py", "_read", "eval"),
+        ("prefill.py", "_window", "eval"),
         ("prefill.py", "_restored", "eval"),  # a row from the prefix cache, when it is admitted
         ("handover.py", "give_back", "eval"),
         ("external.py", "read_external", "eval"),
         ("external.py", "_refused", "tolist"),  # tokens from outside that a constraint refuses
         ("asking.py", "preview", "tolist"),  # a preview, which somebody asked for
+        ("ragged.py", "extract_row", "eval"),  # a copy of a row, between rounds
+        ("windows.py", "order", "tolist"),  # places of a prompt's chunk, once per chunk
+        ("fit.py", "_differ", "item"),  # a model is tried, once
+        ("recorder.py", "_keeps_bits", "item"),
+        ("convolutions.py", "_is_slice", "item"),
     }
 
 
