@@ -54,6 +54,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 6,
         "query_pre_attn_scalar": 256,
     },
+    "gemma3-small": {
+        "model_type": "gemma3_text",
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "intermediate_size": 1024,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 8192,
+        "sliding_window": 256,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 64,
+    },
     "qwen3.5-9b": {
         "model_type": "qwen3_5",
         "text_config": {
