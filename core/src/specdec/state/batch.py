@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
+from mlx_lm.models.cache import CacheList
 
+from specdec.errors import RollbackError
 from specdec.state.attention import AttentionRows
 from specdec.state.composite import ListRows
 from specdec.state.forms import adopt
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-__all__ = ["KvQuantization", "RowBatch"]
+__all__ = ["KvQuantization", "RowBatch", "put_into"]
 
 
 @frozen
@@ -195,3 +197,23 @@ def _length(caches: Sequence[Any]) -> int:
         elif isinstance(getattr(cache, "offset", None), int):
             offsets.append(cache.offset)
     return max(offsets, default=0)
+
+
+def put_into(given: Sequence[Any], caches: Sequence[Any]) -> None:
+    """Let the caller's caches be what one row was extracted as.
+
+    Raises:
+        RollbackError: a cache of another type, and no list to replace it in.
+    """
+    for place, (cache, new) in enumerate(zip(caches, given, strict=True)):
+        if isinstance(cache, CacheList):
+            put_into(new.caches, cache.caches)
+        elif type(cache) is type(new):
+            vars(cache).update(vars(new))
+        elif isinstance(caches, list):
+            caches[place] = new
+        else:
+            raise RollbackError(
+                f"the prompt_cache's {type(cache).__name__} has become a {type(new).__name__}; "
+                "give a list of caches"
+            )

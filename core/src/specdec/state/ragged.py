@@ -11,11 +11,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList
 
 from specdec.contract import Swap, check_keep
 from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError, RowIndexError
-from specdec.state.batch import RowBatch
+from specdec.state.batch import RowBatch, put_into
 from specdec.state.forms import types_without_row_form
 from specdec.state.native import NativeState
 
@@ -282,7 +281,7 @@ class RaggedState:
         if alone:  # it is spent afterwards
             self._quantize_due()
         batch, own = self._places[row]
-        _put(batch.extract(own, share=True) if alone else self.extract_row(row), caches)
+        put_into(batch.extract(own, share=True) if alone else self.extract_row(row), caches)
 
     # How rows are spread over batches.
 
@@ -293,11 +292,9 @@ class RaggedState:
         move copies what the rows hold; rows that decode plainly stay as they are together.
         """
         apart = self._together is Together.EQUAL and width > 1
-        if len(self._places) > 1 and (self._split() if apart else self._may_differ()):
+        may_join = len(self._batches) > 1 and not apart
+        if len(self._places) > 1 and (may_join or self._split()):
             self._swap(_grouped(self._places, self._together, apart=apart))
-
-    def _may_differ(self) -> bool:
-        return len(self._batches) > 1 or self._split()
 
     def _quantize_due(self) -> None:
         """Quantize rows that are long enough now, before anybody looks at them."""
@@ -390,18 +387,3 @@ def _runs(places: Sequence[_Place]) -> Iterator[tuple[RowBatch, list[int]]]:
         if place + 1 == len(places) or places[place + 1][0] is not batch:
             yield batch, run
             run = []
-
-
-def _put(given: Sequence[Any], caches: Sequence[Any]) -> None:
-    for place, (cache, new) in enumerate(zip(caches, given, strict=True)):
-        if isinstance(cache, CacheList):
-            _put(new.caches, cache.caches)
-        elif type(cache) is type(new):
-            vars(cache).update(vars(new))
-        elif isinstance(caches, list):
-            caches[place] = new
-        else:
-            raise RollbackError(
-                f"the prompt_cache's {type(cache).__name__} has become a {type(new).__name__}; "
-                "give a list of caches"
-            )
