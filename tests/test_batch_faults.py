@@ -15,9 +15,8 @@ import pytest
 from attrs import define
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import KVCache
 from scripted import RIGHT, WRONG, Fault, Script, ScriptedProvider, load_scripted, solo, text_of
-from tiny_models import HYBRID, WINDOWED, build_model, tiny_model
+from tiny_models import HYBRID, WINDOWED, OwnCache, build_model, tiny_model
 
 from specdec import BatchGenerator, VerifyGroup, load_drafter
 from specdec.state import RaggedState
@@ -292,10 +291,6 @@ def test_caches_of_a_row_whose_group_failed_at_its_end_are_read_again() -> None:
     assert mx.allclose(
         probe[0, -1], MODEL(mx.array([[*(last.all_tokens or []), 9]]))[0, -1], atol=1e-4
     ).item()
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])

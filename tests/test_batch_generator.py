@@ -33,7 +33,7 @@ from scripted import (
     text_of,
     tiny_tokenizer,
 )
-from tiny_models import HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
+from tiny_models import HYBRID, VOCABULARY, WINDOWED, OwnCache, build_model, tiny_model
 
 from specdec import BatchGenerator, LoadedDrafter, PrefixCache, SamplingOptions, load_drafter
 from specdec.contract import ContextKind, PrefillMode
@@ -357,10 +357,6 @@ def test_rejection_sampling_is_chosen_per_request_and_company_does_not_show() ->
         return got.tokens(uid)
 
     assert run(company=False) == run(company=True) != solo(prompt, 1.0, 7)[:30]
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 def test_rows_whose_caches_cannot_roll_back_share_no_group_with_others() -> None:

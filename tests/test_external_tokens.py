@@ -15,7 +15,7 @@ from drafters.recurrent import RecurrentProvider
 from drafters.tapped import TappedProvider
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from scripted import (
     RIGHT,
     WRONG,
@@ -31,7 +31,7 @@ from scripted import (
     text_of,
     tiny_tokenizer,
 )
-from tiny_models import HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
+from tiny_models import HYBRID, VOCABULARY, WINDOWED, OwnCache, build_model, tiny_model
 
 from specdec import Request, SamplingOptions, VerifyGroup
 from specdec.contract import ContextKind, PrefillMode
@@ -682,10 +682,6 @@ def test_rows_of_windows_and_recurrent_rows_go_on_after_tokens_as_if_they_had_wr
     if kind in PREVIEWS:  # what cannot consume stands down
         assert sum(row.stats.drafted for row in rows) > 0
     clean(provider)
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 def test_rows_of_one_position_at_a_time_refuse_tokens() -> None:

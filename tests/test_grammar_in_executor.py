@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from scripted import (
     RIGHT,
@@ -44,7 +44,7 @@ from scripted import (
     solo,
     target,
 )
-from tiny_models import VOCABULARY, build_model, tiny_model
+from tiny_models import VOCABULARY, OwnCache, build_model, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -1572,10 +1572,6 @@ def test_tokens_from_outside_move_a_constraint_too() -> None:
         assert row.stats.consumed == len(given_ids)
         assert row.stats.emitted == len(want.tokens) - len(given_ids)
         check_scripted(provider)
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 def test_a_row_that_takes_one_position_at_a_time_keeps_its_grammar_and_forces_nothing() -> None:

@@ -36,7 +36,7 @@ from scripted import (
     target,
     text_of,
 )
-from tiny_models import HYBRID, WINDOWED, build_model, tiny_model
+from tiny_models import HYBRID, WINDOWED, OwnCache, build_model, tiny_model
 
 from specdec import Row, SamplingOptions, VerifyGroup
 from specdec.contract import ContextKind, PrefillMode
@@ -536,10 +536,6 @@ def test_a_join_to_recurrent_or_windowed_rows_that_fails_leaves_everything_as_it
     if provider is not None:
         assert provider.complaints == []
         assert provider.left_open == []
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 @cache

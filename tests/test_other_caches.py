@@ -11,7 +11,7 @@ import mlx_lm
 import pytest
 from kept_state import contents, difference
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from scripted import (
     RIGHT,
     WRONG,
@@ -24,7 +24,7 @@ from scripted import (
     target,
     tiny_tokenizer,
 )
-from tiny_models import HYBRID, WINDOWED, build_model, tiny_model
+from tiny_models import HYBRID, WINDOWED, OwnCache, build_model, tiny_model
 
 from specdec import LoadedDrafter, VerifyGroup, load_drafter, stream_generate
 from specdec.errors import OptionError
@@ -40,10 +40,6 @@ PROMPT = (1, 2, 3, 4) * 6
 NEXT = (7, 8)
 MODEL = build_model("qwen3", head_dim=32)
 COUNT = 24
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 def own(model: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from attrs import frozen
 from kept_state import contents, difference
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from scripted import (
     RIGHT,
     WRONG,
@@ -29,7 +29,7 @@ from scripted import (
     target,
     tiny_tokenizer,
 )
-from tiny_models import HYBRID, WINDOWED, tiny_model
+from tiny_models import HYBRID, WINDOWED, OwnCache, tiny_model
 
 import specdec_demo
 from specdec import VerifyGroup, stream_generate
@@ -247,10 +247,6 @@ def test_a_cache_that_holds_another_token_is_seen(architecture: str) -> None:
     assert apart(left[0], left[1]) > 0.1
     # Four positions back a convolution has forgotten it, but not the attention beside it.
     assert apart(left[0], left[2]) > 0.1
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 @pytest.mark.parametrize("kind", ["plain", "ngram"])

@@ -29,7 +29,7 @@ from scripted import (
     tiny_tokenizer,
     words,
 )
-from tiny_models import HYBRID, VOCABULARY, WINDOWED, build_model, tiny_model
+from tiny_models import HYBRID, VOCABULARY, WINDOWED, OwnCache, build_model, tiny_model
 
 import specdec_demo
 from specdec import LoadedDrafter, VerifyGroup, generate, load_drafter, stream_generate
@@ -423,10 +423,6 @@ def test_no_draft_tokens_run_plain_and_load_no_drafter() -> None:
     stats = last_stats(tiny(drafter=load_scripted(provider), num_draft_tokens=0))
     assert stats.reason == "num_draft_tokens is 0"
     assert provider.calls.total() == 0
-
-
-class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm ships no types
-    """A cache type that nobody has registered a row form of."""
 
 
 def test_a_target_that_cannot_speculate_says_so_in_the_statistics() -> None:
