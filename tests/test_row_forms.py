@@ -583,6 +583,7 @@ class TallyRows:
         self.last = tally
 
     split = False
+    rewinds = False
 
     def add(self, symbols: mx.array) -> mx.array:
         self.window = self.tally[:, None] + mx.cumsum(one_hot(symbols), axis=1)
@@ -795,7 +796,10 @@ def test_rows_that_are_not_there_cannot_be_kept_or_taken(keep: list[int]) -> Non
     mixture.check()
 
 
-@pytest.mark.parametrize("kind", MIXTURES)
+REWINDING = ("concatenated", "list of attention")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MIXTURES if kind not in REWINDING])
 def test_only_a_position_that_the_last_window_kept_can_be_taken_back(kind: str) -> None:
     mixture = Mixture.of(MIXTURES[kind], Together.ANY, [4], [6])
     mixture.round(1, [0, 1])
@@ -806,6 +810,26 @@ def test_only_a_position_that_the_last_window_kept_can_be_taken_back(kind: str) 
     unchanged(mixture, partial(mixture.state.take_back, [0, 1]), RollbackError)
     mixture.round(2, [1, 2])
     unchanged(mixture, partial(mixture.state.take_back, [1, 0]), RollbackError)
+    mixture.check()
+
+
+@pytest.mark.parametrize("kind", REWINDING)
+@settings(max_examples=15)
+@given(st.data())
+def test_rows_of_attention_take_back_any_number_of_positions(
+    kind: str, data: st.DataObject
+) -> None:
+    mixture = Mixture.of(MIXTURES[kind], Together.ANY, [4], [6], [300])
+    for _ in range(data.draw(st.integers(1, 4), label="steps")):
+        for width in data.draw(st.lists(st.integers(1, 5), max_size=3), label="windows"):
+            mixture.round(width, [width] * 3)
+        lengths = mixture.state.lengths
+        for counts in ([lengths[0] + 1, 0, 0], [0, -1, 0], [0, 0], [0, 0, 0, 0]):
+            unchanged(mixture, partial(mixture.state.take_back, counts), RollbackError)
+        counts = [data.draw(st.integers(0, length), label="taken back") for length in lengths]
+        mixture.take_back(counts)
+        mixture.check()
+    mixture.leave([2, 0])
     mixture.check()
 
 

@@ -140,6 +140,11 @@ class AttentionRows(OnlyLengthsTell):
         del row
         return self._kind.__name__
 
+    @property
+    def rewinds(self) -> bool:
+        """Each position has a place of its own for good."""
+        return True
+
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""
         del kept

@@ -119,11 +119,16 @@ class RowBatch:
         self.positions.finish(kept)
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Let each row be what it was before its last position, where ``counts`` is 1."""
+        """Let row b be what it was before its last ``counts[b]`` positions."""
         for layer in self.caches:
             layer.take_back(counts)
         lengths = zip(self.positions.lengths, counts, strict=True)
         self.positions.replace([length - count for length, count in lengths])
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether any number of positions can be taken back, not the last one alone."""
+        return all(layer.rewinds for layer in self.caches)
 
     def room(self, row: int) -> int | None:
         """Positions that a window on this row can keep at most, if there is a limit.

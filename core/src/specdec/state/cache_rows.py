@@ -39,6 +39,10 @@ class CacheRows(Protocol):
     def split(self) -> bool:
         """Whether the keys of the rows have come to differ."""
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether any number of positions can be taken back, not the last one alone."""
+
     def begin(self) -> None:
         """A window was begun on ``positions``."""
 
@@ -56,9 +60,10 @@ class CacheRows(Protocol):
         """
 
     def take_back(self, counts: Sequence[int], /) -> None:
-        """Let each row be what it was before its last position, where ``counts`` is 1.
+        """Let row b be what it was before its last ``counts[b]`` positions.
 
-        Asked only after a window of one position, and called before ``positions`` moves.
+        Called before ``positions`` moves. Unless it ``rewinds``, a form is asked for one position
+        at most, and only after a window of one position.
 
         Raises:
             RollbackError: it cannot.
@@ -87,6 +92,11 @@ class OnlyLengthsTell:
     @property
     def split(self) -> bool:
         """Never: rows of any length share a buffer."""
+        return False
+
+    @property
+    def rewinds(self) -> bool:
+        """Not where places are used again, as in rings."""
         return False
 
     def begin(self) -> None:

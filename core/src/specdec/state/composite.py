@@ -68,6 +68,11 @@ class ListRows:
         """Whether a part is split."""
         return any(part.split for part in self.caches)
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether all parts do."""
+        return all(part.rewinds for part in self.caches)
+
     def begin(self) -> None:
         """A window was begun on ``positions``."""
         for part in self.caches:

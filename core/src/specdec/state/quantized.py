@@ -137,6 +137,11 @@ class QuantizedRows(OnlyLengthsTell):
         del row
         return self._format
 
+    @property
+    def rewinds(self) -> bool:
+        """Each position has a place of its own for good."""
+        return True
+
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""
         del kept

@@ -187,27 +187,33 @@ class RaggedState:
         self._regroup(width)
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Let rows be what they were before their last position, where ``counts`` is 1.
+        """Let row b be what it was before its last ``counts[b]`` positions.
 
-        The last window must have been of one position, and nothing may have been begun since.
+        Attention keys go back any number, as after a chain of windows that a drafter went ahead
+        by. For other caches the last window must have been of one position, and nothing may have
+        been begun since.
 
         Raises:
             RoundOpenError: a round is open.
             RollbackError: a row cannot.
         """
         self._between_rounds("take_back")
-        known = zip(counts, self._single, strict=False)
         if len(counts) != self.row_count or any(
-            count not in {0, 1} or (count and not single) for count, single in known
+            not 0 <= count <= self._retractable(row) for row, count in enumerate(counts)
         ):
             raise RollbackError(
-                f"rows cannot take back {list(counts)} positions; give 1 only where the last "
-                "window was of one position that was kept"
+                f"rows cannot take back {list(counts)} positions; give what a row of attention "
+                "keys has, or 1 where the last window was of one position that was kept"
             )
         for batch, rows in self._batches:
             batch.take_back([counts[row] for row in rows])
         self._single = [False] * self.row_count
         self._regroup()
+
+    def _retractable(self, row: int) -> int:
+        """Positions that a row can take back at most."""
+        batch, own = self._places[row]
+        return batch.positions.lengths[own] if batch.rewinds else int(self._single[row])
 
     # Membership.
 

@@ -143,6 +143,11 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         """Whether rows have come to have arrays of different shape."""
         return self._apart is not None
 
+    @property
+    def rewinds(self) -> bool:
+        """Only what the rows were before one position is kept."""
+        return False
+
     def begin(self) -> None:
         """A window was begun: what is there now is kept by reference."""
         self._before, self._before_apart = list(self.cache), None

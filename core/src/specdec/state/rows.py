@@ -70,9 +70,10 @@ class RowState(Protocol):
         """Keep the first ``kept[b]`` positions of the window in row b; raises if it cannot."""
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Let rows be what they were before their last position, where ``counts`` is 1.
+        """Let row b be what it was before its last ``counts[b]`` positions; raises if it cannot.
 
-        The last window was of one position, and none was begun since; raises if it cannot.
+        Attention keys go back any number. For other caches the last window must have been of one
+        position, and none begun since.
         """
 
     def prepare_append(self, rows: Sequence[Self]) -> PendingChange:
