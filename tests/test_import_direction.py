@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "contract": {"errors"},
     "plugins": {"errors", "contract"},
     "grammar": {"errors", "contract"},
-    **dict.fromkeys(NUMERICS | {"verify", "targets"}, {"errors", "contract"} | NUMERICS),
+    **dict.fromkeys(NUMERICS | {"verify"}, {"errors", "contract"} | NUMERICS),
+    "targets": {"errors", "contract", "plugins"} | NUMERICS,  # a checkpoint may declare a kind
 }
 LOWER = {*MAY_IMPORT}
 FRONT = {"check", "generation", "requests", "batch", "drafters", "benchmark", "models"}

@@ -4,36 +4,59 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from specdec.contract import Greedy, validate_provider
 from specdec.errors import AdapterError, ArtifactError, OptionError
-from specdec.plugins import Artifact, LoadRequest, default_registry
+from specdec.plugins import Artifact, LoadedDraft, LoadRequest, default_registry
 from specdec.plugins.models import find_model
 from specdec.targets import MlxLmTarget
 from specdec.verify.lane import DraftLane
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from types import TracebackType
 
     import mlx.core as mx
 
     from specdec.contract import DraftProvider, Selection
-    from specdec.plugins import DraftKind, LoadedDraft
+    from specdec.plugins import DraftKind
     from specdec.targets import Target
 
-__all__ = ["LoadedDrafter", "bind_target", "check_adapters", "check_drafter", "load_drafter"]
+__all__ = [
+    "NATIVE",
+    "LoadedDrafter",
+    "bind_target",
+    "check_adapters",
+    "check_drafter",
+    "load_drafter",
+]
+
+NATIVE: Final = "native"
+"""In place of a kind: the head that the model's own checkpoint declares."""
 
 
 def bind_target(model: Any, tokenizer: Any = None) -> Target:
     """Bind a model: through a plugin that knows it, else as an mlx-lm model.
 
+    Args:
+        model: what ``mlx_lm.load`` returned first.
+        tokenizer: what it returned second. It knows the folder that both were loaded from, where
+            a drafter may have come along.
+
     Raises:
         UnsupportedModelError: the model cannot be driven from outside.
     """
     view = default_registry().bind_target(model, tokenizer)
-    return MlxLmTarget(model) if view is None else cast("Target", view)
+    return MlxLmTarget(model, _folder(tokenizer)) if view is None else cast("Target", view)
+
+
+def _folder(tokenizer: Any) -> Path | None:
+    """The folder that a tokenizer was loaded from."""
+    name = getattr(tokenizer, "name_or_path", None)
+    if not isinstance(name, str) or not name:
+        return None
+    return Path(name) if (Path(name) / "config.json").is_file() else None
 
 
 class LoadedDrafter:
@@ -88,8 +111,9 @@ def load_drafter(
     """Load a drafter for a model, and open the pairing once, so that what does not fit fails here.
 
     Args:
-        drafter: the kind of a drafter without files (``"ngram"``), a drafter's folder, or the
-            name of a bundled one.
+        drafter: a kind whose drafters have no files (``"ngram"``) or come along in the model's own
+            folder (``"mtp"``), ``"native"`` for the head that the model's checkpoint declares, a
+            drafter's folder, or the name of a bundled one.
         model: what ``mlx_lm.load`` returned first.
         tokenizer: what it returned second.
         kind: the kind to load a folder as; detected where it is not given.
@@ -111,6 +135,8 @@ def load_drafter(
         raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
     chosen, path = check_drafter(drafter, kind)
     target = bind_target(model, tokenizer)
+    if chosen is None:
+        return _load_native(target, num_draft_tokens, options)
     request = LoadRequest(
         kind=chosen.name,
         path=path,
@@ -119,16 +145,35 @@ def load_drafter(
         num_draft_tokens=num_draft_tokens,
         options=options,
     )
-    loaded = chosen.load(request)
+    return _tried(chosen.name, chosen.load(request), target)
+
+
+def _load_native(
+    target: Target, num_draft_tokens: int | None, options: Mapping[str, Any]
+) -> LoadedDrafter:
+    """The head that the target declares as its own."""
+    chosen = default_registry().select(target=target)
+    if options:
+        raise OptionError(
+            f"the drafter native takes no options; name its kind, {chosen.name}, to give "
+            + ", ".join(map(str, options))
+        )
+    assert chosen.create is not None  # the registry has looked
+    width = num_draft_tokens or chosen.default_width or 1
+    return _tried(chosen.name, LoadedDraft(chosen.create(target), width), target)
+
+
+def _tried(name: str, loaded: LoadedDraft, target: Target) -> LoadedDrafter:
+    """Open the pairing once; what does not fit is let go."""
     try:
-        validate_provider(loaded.provider, str(default_registry().owner(chosen.name)))
-        check_adapters(loaded.provider, chosen.name, target)
-        _open_once(loaded.provider, chosen.name, target)
+        validate_provider(loaded.provider, str(default_registry().owner(name)))
+        check_adapters(loaded.provider, name, target)
+        _open_once(loaded.provider, name, target)
     except BaseException:
         # What is no whole provider may still hold weights.
         getattr(loaded.provider, "close", lambda: None)()
         raise
-    return LoadedDrafter(chosen.name, loaded, target)
+    return LoadedDrafter(name, loaded, target)
 
 
 def check_adapters(provider: DraftProvider, kind: str, target: Target) -> None:
@@ -155,7 +200,7 @@ def check_adapters(provider: DraftProvider, kind: str, target: Target) -> None:
 
 def check_drafter(
     drafter: str | os.PathLike[str], kind: str | None = None
-) -> tuple[DraftKind, Path | None]:
+) -> tuple[DraftKind | None, Path | None]:
     """Find a drafter without loading it; imports no model.
 
     Args:
@@ -163,18 +208,21 @@ def check_drafter(
         kind: as in :func:`load_drafter`.
 
     Returns:
-        Its kind, and its folder if it has one.
+        Its kind, or ``None`` for the one that the model declares, and its folder if it has one.
 
     Raises:
         PluginError: as :func:`load_drafter`.
         ArtifactError: there is nothing at the path, or the kind needs one.
     """
+    if drafter == NATIVE and kind is None:
+        return None, None
     registry = default_registry()
     path = _artifact(drafter, registry.kinds if kind is None else ())
     if path is not None:
         return registry.select(artifact=Artifact(path), kind=kind), path
     chosen = registry.select(kind=os.fspath(drafter))
-    if chosen.artifact:
+    # What can come along with a target is looked for there, once the target is known.
+    if chosen.artifact and chosen.bundled_at is None and chosen.create is None:
         raise ArtifactError(
             f"drafter {chosen.name} needs a folder; give its path instead of its kind"
         )
@@ -215,6 +263,10 @@ class _Probe:
     @property
     def selection(self) -> Selection:
         return Greedy()
+
+    @property
+    def rejecting(self) -> bool:
+        return False
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
         raise NotImplementedError("a group that is opened on trial drafts nothing")

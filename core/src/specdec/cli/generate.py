@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     add_adapter_path(parser)
     parser.add_argument(
-        "--drafter", default="none", help="a kind (ngram), a drafter's folder, or none"
+        "--drafter", default="none", help="a kind (ngram, mtp), native, a drafter's folder, or none"
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="the prompt")

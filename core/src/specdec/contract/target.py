@@ -10,8 +10,11 @@ from specdec.errors import TargetLacksError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import mlx.core as mx
+
+    from specdec.contract.sampling import VocabularySubset
 
 __all__ = [
     "AssistantDonors",
@@ -58,8 +61,22 @@ class RecurrentMtp(Protocol):
         """Number of the target's layers."""
 
     @property
+    def args(self) -> Any | None:
+        """What the target's layers were made with (mlx-lm's ``ModelArgs``), rope scaling included.
+
+        ``None`` where that is not known.
+        """
+
+    @property
     def vocabulary_head(self) -> Any | None:
         """The quantized module behind the head, if the head is quantized; else ``None``."""
+
+    def subset(self, ids: Sequence[int]) -> VocabularySubset | None:
+        """The head over some ids alone; ``None`` where the model's head cannot be cut.
+
+        Args:
+            ids: ascending, each below V. Their rows of the head are copied, packed as they are.
+        """
 
     def embed(self, ids: mx.array) -> mx.array:
         """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target's own input is."""
@@ -120,6 +137,10 @@ class TargetView(Protocol):
     @property
     def vocab_size(self) -> int:
         """Ids below it are valid input of the target, V."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the target's checkpoint is, if that is known: some drafters come along there."""
 
     @property
     def hidden_taps(self) -> HiddenTaps | None:

@@ -165,7 +165,8 @@ class LoadRequest:
 
     Attributes:
         kind: name of the kind that was chosen; one function may serve several.
-        path: the drafter's artifact, or ``None`` for a kind that has none.
+        path: the drafter's artifact; ``None`` for a kind that has none, or where the user named
+            none: a drafter that may come along with its target looks in ``target.folder``.
         target: the bound target; check its ports before anything is allocated.
         tokenizer: the target's tokenizer, or ``None``.
         num_draft_tokens: the most drafts a round that the user asked for, or ``None``.

@@ -45,6 +45,7 @@ _KNOWN_PLUGINS = MappingProxyType(
         "dflash2": "specdec-dflash",
         "dspark": "specdec-dflash",
         "mtp": "specdec-mtp",
+        "nextn": "specdec-mtp",
         "ngram": "specdec-ngram",
         "two-model": "specdec-two-model",
     }

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from attrs import frozen
-from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.cache import make_prompt_cache
 
 from specdec.checkpoints import weights_identity
@@ -29,13 +28,16 @@ from specdec.state import (
 from specdec.targets.adapters import adapter_layers
 from specdec.targets.fit import fit_of
 from specdec.targets.intercept import Backbone, find_backbone
+from specdec.targets.native_heads import declared_head
 from specdec.targets.recurrent import Recurrence
 from specdec.targets.sizes import RowSizes
+from specdec.targets.vocabulary import DraftVocabularyHead, head_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
-    from specdec.contract import AssistantRows, ResidualBasis
+    from specdec.contract import AssistantRows, ResidualBasis, VocabularySubset
     from specdec.state import RowState, Together
 
 __all__ = ["MlxLmTarget"]
@@ -67,12 +69,16 @@ class _HiddenPort:
 
     @property
     def vocabulary_head(self) -> Any | None:
-        head = self._backbone.parent.get("lm_head")
-        if head is None:
-            head = self._backbone.module.get("embed_tokens")
-        quantized = isinstance(head, QuantizedLinear | QuantizedEmbedding)
-        # Whoever takes it reads its weights alone; an adapter's would be left out.
-        return head if quantized and not adapter_layers(head) else None
+        found = head_module(self._backbone)
+        quantized = found is not None and "scales" in found[2]
+        return found[2] if found is not None and quantized else None
+
+    @property
+    def args(self) -> Any | None:
+        return getattr(self._backbone.parent, "args", None)
+
+    def subset(self, ids: Sequence[int]) -> VocabularySubset | None:
+        return DraftVocabularyHead.of(self._backbone, ids)
 
     def embed(self, ids: mx.array) -> mx.array:
         return self._backbone.embed(ids)
@@ -87,13 +93,15 @@ class MlxLmTarget:
 
     Args:
         model: what ``mlx_lm.load`` returned. It is neither changed nor copied.
+        folder: where its checkpoint is, if that is known.
 
     Raises:
         UnsupportedModelError: calling the model does not give logits ``[B, L, V]``.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, folder: Path | None = None) -> None:
         self.model = model
+        self._folder = folder
         self._backbone = find_backbone(model)
         # Built but never evaluated: shapes alone tell whether the model fits.
         probe = mx.zeros((1, 2), mx.uint32)
@@ -122,6 +130,16 @@ class MlxLmTarget:
     def identity(self) -> object:
         """The model itself."""
         return self.model
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the checkpoint is, if that is known."""
+        return self._folder
+
+    @property
+    def native_draft(self) -> str | None:
+        """The kind of drafter that the checkpoint's config declares as its own, if any."""
+        return None if self._folder is None else declared_head(self._folder)
 
     @property
     def hidden_taps(self) -> _HiddenPort | None:
