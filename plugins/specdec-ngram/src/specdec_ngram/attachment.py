@@ -11,8 +11,8 @@ from typing import Final, cast
 import mlx.core as mx
 
 from specdec.contract import Attachment, RowCheckpoint
+from specdec.drafting import outside
 from specdec.errors import CheckpointError
-from specdec_ngram.checks import outside
 
 __all__ = ["SCHEMA", "restore", "store"]
 

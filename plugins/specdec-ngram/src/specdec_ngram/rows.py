@@ -16,13 +16,13 @@ import mlx.core as mx
 from attrs import frozen
 
 from specdec.contract import ContextKind, PrefillMode, Swap
+from specdec.drafting import checks
 from specdec.errors import (
     CheckpointError,
     ClosedError,
     NoOpenRoundError,
     RoundOpenError,
 )
-from specdec_ngram import checks
 from specdec_ngram.attachment import restore, store
 from specdec_ngram.history import NgramHistory
 
@@ -155,7 +155,7 @@ class NgramRows:
             ClosedError: after ``close``.
         """
         self._between_rounds("prefill")
-        checks.check_context("prefill", context)
+        checks.check_no_context("prefill", context)
         chunks = checks.row_tokens("prefill", tokens, self.row_count)
         checks.check_ids("prefill", chunks, self._vocab_size)
         for history, chunk in zip(self._rows, chunks, strict=True):
@@ -235,7 +235,7 @@ class NgramRows:
         if self._round is None:
             raise NoOpenRoundError("commit")
         current = self._round
-        checks.check_context("commit", context)
+        checks.check_no_context("commit", context)
         proposed = [len(draft) for draft in current.drafts]
         counts = checks.row_ints("commit: accepted", accepted, proposed)
         for i, row in enumerate(current.rows):
@@ -259,7 +259,7 @@ class NgramRows:
             ClosedError: after ``close``.
         """
         self._between_rounds("consume")
-        checks.check_context("consume", context)
+        checks.check_no_context("consume", context)
         chunks = checks.row_tokens("consume", tokens, self.row_count)
         counts = checks.row_ints("consume: lengths", lengths, [tokens.shape[1]] * self.row_count)
         kept = [chunk[:length] for chunk, length in zip(chunks, counts, strict=True)]

@@ -1,6 +1,6 @@
-"""Checks of what the verbs are given; each is made before anything changes.
+"""Checks of what a group's verbs are given; to be made before anything changes.
 
-Shapes: B rows, L tokens.
+Shapes: B rows, L tokens, F features of a hidden state.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "check_context",
+    "check_features",
     "check_ids",
+    "check_no_context",
+    "check_token_array",
     "kept_rows",
     "outside",
     "row_ints",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 
-def check_context(verb: str, context: mx.array | None) -> None:
+def check_no_context(verb: str, context: mx.array | None) -> None:
     """Check that there is no context.
 
     Raises:
@@ -34,6 +36,31 @@ def check_context(verb: str, context: mx.array | None) -> None:
     """
     if context is not None:
         raise ContractError(f"{verb}: got a context, but this group declares ContextKind.NONE")
+
+
+def check_features(
+    verb: str, context: mx.array | None, row_count: int, width: int, features: int
+) -> mx.array:
+    """The hidden states that a group was promised.
+
+    Args:
+        verb: names the caller in messages.
+        context: ``[B, at least width, F]``, borrowed.
+        row_count: B.
+        width: positions that are needed.
+        features: F.
+
+    Raises:
+        ContractError: none, or of another shape.
+    """
+    if context is None:
+        raise ContractError(f"{verb}: there is no context, but this group declares one")
+    shape = tuple(context.shape)
+    if len(shape) != 3 or shape[::2] != (row_count, features) or shape[1] < width:
+        raise ContractError(
+            f"{verb}: the context has shape {shape}; pass [{row_count}, {width}, {features}]"
+        )
+    return context
 
 
 def row_ints(what: str, values: Sequence[int], highest: Sequence[int | None]) -> list[int]:
@@ -110,12 +137,26 @@ def row_tokens(verb: str, tokens: mx.array, row_count: int) -> list[list[int]]:
     Raises:
         ContractError: another shape, or no integers.
     """
+    check_token_array(verb, tokens, row_count)
+    return cast("list[list[int]]", tokens.tolist())
+
+
+def check_token_array(verb: str, tokens: mx.array, row_count: int) -> None:
+    """Check ids that stay on the device.
+
+    Args:
+        verb: names the caller in messages.
+        tokens: integer ids ``[B, L]``, borrowed.
+        row_count: B.
+
+    Raises:
+        ContractError: another shape, or no integers.
+    """
     shape = tuple(tokens.shape)
     if len(shape) != 2 or shape[0] != row_count:
         raise ContractError(f"{verb}: tokens have shape {shape}; pass [{row_count}, L]")
     if not mx.issubdtype(tokens.dtype, mx.integer):
         raise ContractError(f"{verb}: tokens are {tokens.dtype}; pass integers")
-    return cast("list[list[int]]", tokens.tolist())
 
 
 def check_ids(verb: str, chunks: Sequence[Sequence[int]], vocab_size: int) -> None:
