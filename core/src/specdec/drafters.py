@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from specdec.contract import Greedy, validate_provider
+import mlx.core as mx
+
+from specdec.contract import Greedy, PrefillMode, validate_provider
 from specdec.errors import AdapterError, ArtifactError, OptionError
 from specdec.plugins import Artifact, LoadedDraft, LoadRequest, default_registry
 from specdec.plugins.models import find_model
@@ -16,8 +18,6 @@ from specdec.verify.lane import DraftLane
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from types import TracebackType
-
-    import mlx.core as mx
 
     from specdec.contract import DraftProvider, Selection
     from specdec.plugins import DraftKind
@@ -246,10 +246,18 @@ def _artifact(drafter: str | os.PathLike[str], kinds: Collection[str]) -> Path |
 
 
 def _open_once(provider: DraftProvider, name: str, target: Target) -> None:
-    """Open a prefill and a decode group of one cold row, and close them again."""
+    """Open a prefill and a decode group of one row, and close them again.
+
+    A drafter that shares the whole prompt decodes only behind a token, so it reads one.
+    """
     DraftLane(provider, name, target)
     prefill = provider.grouped.open_prefill(target=target, checkpoints=[None])
     try:
+        if prefill.prefill_mode is PrefillMode.FULL:
+            token, state = mx.zeros((1, 1), mx.int32), target.new_state()
+            state.begin_round(1, reading=True)
+            context = target.forward(token, state, prefill.context, prefill.tap_layers).context
+            prefill.prefill(token, context)
         checkpoint = prefill.capture(0)
     finally:
         prefill.close()

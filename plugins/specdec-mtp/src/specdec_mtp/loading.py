@@ -1,0 +1,149 @@
+"""From a request to a provider: find the head, read it, build it, say how it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve
+
+from specdec.contract import ContextKind, require_port
+from specdec.errors import ArtifactError, OptionError, one_line
+from specdec.plugins import LoadedDraft
+from specdec_mtp.build import Packing, build_head, quantize_head
+from specdec_mtp.find import HeadFiles, HeadKind, find_head
+from specdec_mtp.layers import family_of, layer_args
+from specdec_mtp.norms import norm_evidence, shifted
+from specdec_mtp.provider import HeadProvider, Reading
+from specdec_mtp.rows import Chain
+from specdec_mtp.tensors import read_tensors
+from specdec_mtp.vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from specdec.contract import RecurrentMtp
+    from specdec.plugins import LoadRequest
+
+__all__ = ["DEFAULTS", "OPTIONS", "load_head"]
+
+DEFAULTS: Final = {
+    HeadKind.MTP: Reading(),
+    HeadKind.NEXTN: Reading(feeds_raw=True, reads_prompt=False),
+}
+"""How heads are read where no option says otherwise."""
+
+OPTIONS: Final = (
+    "hidden",
+    "chain",
+    "feed",
+    "history",
+    "norm_shift",
+    "bits",
+    "group_size",
+    "draft_vocab",
+)
+"""Names that ``LoadRequest.options`` may hold."""
+
+
+def load_head(request: LoadRequest) -> LoadedDraft:
+    """Load the head that a request names, or its target carries.
+
+    Args:
+        request: its options may hold
+
+            - ``hidden``: ``"post_norm"`` or ``"pre_norm"``, the target's hidden states;
+            - ``chain``: ``"true"`` or ``"own"``, see :class:`~specdec_mtp.rows.Chain`;
+            - ``feed``: ``"normed"`` or ``"raw"``, which output the next step goes on from;
+            - ``history``: ``"prompt"`` or ``"own"``, whether the head reads the prompt;
+            - ``norm_shift``: ``True`` or ``False``, whether norm weights are stored less 1;
+            - ``bits`` and ``group_size``: quantize a head that is stored in 16 bits;
+            - ``draft_vocab``: ids to draft over, or a file of them, or ``False``.
+
+    Raises:
+        ArtifactError: there is no head, or it does not fit the target.
+        OptionError: an option that a head does not have, or a value that makes no sense.
+        TargetLacksError: the target has no embedding and vocabulary head to share.
+    """
+    kind, options = HeadKind(request.kind), request.options
+    reading = _reading(kind, options)
+    packing = _packing(options)
+    port: RecurrentMtp = require_port(request.target, "recurrent_mtp", f"the {kind} head")
+    files = find_head(_folder(request), kind)
+    folders = (files.path, request.path, request.target.folder)
+    ids = read_vocabulary(options.get("draft_vocab"), folders, request.target.vocab_size)
+    family = family_of(kind, files.config)
+    tensors = read_tensors(files)
+    if _shift(files, tensors, options):
+        tensors = shifted(tensors, 1.0)
+    args = layer_args(family, files.config, port.args)
+    module = build_head(kind, tensors, args, family)
+    if packing is not None:
+        quantize_head(module, packing)
+    name = (request.path or files.path).name
+    provider = HeadProvider(name, kind, module, args.hidden_size, reading=reading, ids=ids)
+    return LoadedDraft(provider, request.num_draft_tokens or _width(kind, files))
+
+
+def _folder(request: LoadRequest) -> Path:
+    folder = request.path or request.target.folder
+    if folder is None:
+        raise ArtifactError(
+            f"drafter {request.kind} needs a folder: the model's own is not known, as it is where "
+            "load_drafter is given the tokenizer that was loaded with it; give the folder's path"
+        )
+    return folder
+
+
+def _reading(kind: HeadKind, options: Mapping[str, Any]) -> Reading:
+    unknown = sorted(str(name) for name in options if name not in OPTIONS)
+    if unknown:
+        raise OptionError(
+            f"{kind} has no option {', '.join(unknown)}; its options are {', '.join(OPTIONS)}"
+        )
+    reading = DEFAULTS[kind]
+    choices: dict[str, dict[str, dict[str, Any]]] = {
+        "hidden": {
+            each.value: {"context": each} for each in (ContextKind.POST_NORM, ContextKind.PRE_NORM)
+        },
+        "chain": {each.value: {"chain": each} for each in Chain},
+        "feed": {"normed": {"feeds_raw": False}, "raw": {"feeds_raw": True}},
+        "history": {"prompt": {"reads_prompt": True}, "own": {"reads_prompt": False}},
+    }
+    for name, values in choices.items():
+        given = options.get(name)
+        if given is None:
+            continue
+        if given not in values:
+            raise OptionError(f"{name} is {one_line(repr(given))}; give {' or '.join(values)}")
+        reading = evolve(reading, **values[given])
+    return reading
+
+
+def _packing(options: Mapping[str, Any]) -> Packing | None:
+    bits, group = options.get("bits"), options.get("group_size")
+    if bits is None:
+        if group is not None:
+            raise OptionError(f"group_size is {group!r} without bits; give bits=4, or neither")
+        return None
+    for name, value in (("bits", bits), ("group_size", group)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise OptionError(f"{name} is {value!r}; give a whole number, such as 4 bits of 64")
+    return Packing(bits, 64 if group is None else group)
+
+
+def _shift(files: HeadFiles, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    given = options.get("norm_shift")
+    if given is None:
+        return norm_evidence(files, tensors).shift
+    if not isinstance(given, bool):
+        raise OptionError(f"norm_shift is {given!r}; give true or false, or leave it away")
+    return given
+
+
+def _width(kind: HeadKind, files: HeadFiles) -> int:
+    """Drafts a round: what a split release says, whose block counts the pending token too."""
+    block = files.outer.get("block_size")
+    if isinstance(block, int) and not isinstance(block, bool) and block >= 2:
+        return block - 1
+    return 2 if kind is HeadKind.MTP else 1

@@ -1,0 +1,237 @@
+"""A head as a provider: it owns the head's weights, and makes row groups over a target."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import mlx.core as mx
+from attrs import frozen
+
+from specdec.checkpoints import weights_identity
+from specdec.contract import ContextKind, require_port
+from specdec.errors import TargetLacksError
+from specdec_mtp.attachment import RowLayout, leaves
+from specdec_mtp.build import parameters_of
+from specdec_mtp.find import HeadKind
+from specdec_mtp.rows import Chain, HeadRows, HeadSettings
+from specdec_mtp.select import bind_selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdec.contract import (
+        RecurrentMtp,
+        RowCheckpoint,
+        RowConstraints,
+        RowSampling,
+        TargetView,
+        VocabularySubset,
+    )
+    from specdec_mtp.heads import HeadModule
+    from specdec_mtp.select import Choose
+
+__all__ = ["SCHEMAS", "HeadGroups", "HeadProvider", "Reading"]
+
+SCHEMAS: Final = {HeadKind.MTP: "mtp-rows-v1", HeadKind.NEXTN: "nextn-rows-v1"}
+"""Persistent names of the layouts of rows."""
+
+
+@frozen(kw_only=True)
+class Reading:
+    """How a head is read; none of it changes a token of the text.
+
+    Attributes:
+        context: the target's hidden states that it is given: before or after the final norm.
+        chain: what is kept of the steps that go on from its own output.
+        feeds_raw: whether those steps are given the output before the head's own norm.
+        reads_prompt: whether it reads the prompt too.
+    """
+
+    context: ContextKind = ContextKind.POST_NORM
+    chain: Chain = Chain.TRUE
+    feeds_raw: bool = False
+    reads_prompt: bool = True
+
+    def __str__(self) -> str:
+        fed = "raw" if self.feeds_raw else "normed"
+        history = "prompt" if self.reads_prompt else "own"
+        return f"{self.context}:{self.chain}:{fed}:{history}"
+
+
+class HeadGroups:
+    """Makes groups of one head's rows.
+
+    Args:
+        kind: of the head.
+        module: the head.
+        hidden_size: H.
+        reading: how it is read.
+        ids: the draft vocabulary, ascending, or ``None``.
+    """
+
+    supports_adapters = False  # it reads hidden states of the weights it was trained with
+
+    def __init__(
+        self,
+        kind: HeadKind,
+        module: HeadModule,
+        hidden_size: int,
+        *,
+        reading: Reading,
+        ids: tuple[int, ...] | None,
+    ) -> None:
+        self._kind = kind
+        self._module = module
+        self._hidden_size = hidden_size
+        self.reading = reading
+        self._ids = ids
+        self._subset: tuple[object, VocabularySubset | None] | None = None
+
+    @cached_property
+    def checkpoint_namespace(self) -> str:
+        """The layout's name, the head's weights, and how they are read."""
+        return f"{SCHEMAS[self._kind]}:{weights_identity(self._module)}:{self.reading}"
+
+    def draft_vocabulary(self, target: TargetView, /) -> tuple[int, ...] | None:
+        """The listed ids, where the target's head can be cut to them."""
+        if self._ids is None or self._subset_of(target) is None:
+            return None
+        return self._ids
+
+    def open_prefill(
+        self, *, target: TargetView, checkpoints: Sequence[RowCheckpoint | None]
+    ) -> HeadRows:
+        """A group that reads prompts.
+
+        Args:
+            target: the bound target.
+            checkpoints: one per row, borrowed; ``None`` is a cold row.
+
+        Raises:
+            TargetLacksError: it has no embedding and head to share, or of another size.
+            CheckpointError: a checkpoint does not fit.
+        """
+        return self._open(target, checkpoints, None)
+
+    def open(
+        self,
+        *,
+        target: TargetView,
+        sampling: RowSampling,
+        checkpoints: Sequence[RowCheckpoint],
+        constraints: RowConstraints | None = None,  # noqa: ARG002  what is forced is the core's
+    ) -> HeadRows:
+        """A group that decodes.
+
+        Args:
+            target: the bound target.
+            sampling: the rows' draws; its selection is bound here.
+            checkpoints: one per row, borrowed.
+            constraints: not used.
+
+        Raises:
+            TargetLacksError: it has no embedding and head to share, or of another size.
+            CheckpointError: a checkpoint does not fit.
+        """
+        subset = self._subset_of(target) if self._ids is not None else None
+        return self._open(target, checkpoints, bind_selection(self._port(target), sampling, subset))
+
+    def _open(
+        self,
+        target: TargetView,
+        checkpoints: Sequence[RowCheckpoint | None],
+        choose: Choose | None,
+    ) -> HeadRows:
+        port = self._port(target)
+        rows = HeadRows(self._settings, port, target.vocab_size, choose)
+        rows.prepare_append(checkpoints).commit()
+        return rows
+
+    def _port(self, target: TargetView) -> RecurrentMtp:
+        port: RecurrentMtp = require_port(target, "recurrent_mtp", f"the {self._kind} head")
+        if port.hidden_size != self._hidden_size:
+            raise TargetLacksError(
+                f"recurrent_mtp of hidden size {self._hidden_size}", f"the {self._kind} head"
+            )
+        return port
+
+    def _subset_of(self, target: TargetView) -> VocabularySubset | None:
+        """The target's head over the listed ids, copied once for each target."""
+        if self._ids is None:
+            return None
+        if self._subset is None or self._subset[0] is not target.identity:
+            self._subset = target.identity, self._port(target).subset(self._ids)
+        return self._subset[1]
+
+    @cached_property
+    def _settings(self) -> HeadSettings:
+        return HeadSettings(
+            module=self._module,
+            namespace=self.checkpoint_namespace,
+            layout=self._layout(),
+            context=self.reading.context,
+            chain=self.reading.chain,
+            feeds_raw=self.reading.feeds_raw,
+            reads_prompt=self.reading.reads_prompt,
+        )
+
+    def _layout(self) -> RowLayout:
+        """What the head's caches hold, from one call that is built and never evaluated."""
+        caches = list(self._module.family.caches())
+        weight = parameters_of(self._module)["norm.weight"]
+        pair = mx.zeros((1, 1, self._hidden_size), weight.dtype)
+        self._module(pair, pair, caches)
+        arrays = {}
+        for number, cache in enumerate(leaves(caches)):
+            for name in ("keys", "values"):
+                array = getattr(cache, name)
+                arrays[f"{number}.{name}"] = ((*array.shape[:2], 1, array.shape[3]), array.dtype)
+        return RowLayout(
+            schema=SCHEMAS[self._kind],
+            arrays=arrays,
+            hidden_size=self._hidden_size,
+            reads_all=self.reading.reads_prompt,
+        )
+
+
+class HeadProvider:
+    """A head as a drafter.
+
+    Args:
+        name: for people.
+        kind: of the head.
+        module: the head, with its weights.
+        hidden_size: H.
+        reading: how it is read.
+        ids: the draft vocabulary, ascending, or ``None`` for all of the target's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: HeadKind,
+        module: HeadModule,
+        hidden_size: int,
+        *,
+        reading: Reading,
+        ids: tuple[int, ...] | None = None,
+    ) -> None:
+        self._name = name
+        self.module: HeadModule | None = module
+        self.weight_bytes = sum(array.nbytes for array in parameters_of(module).values())
+        self._grouped = HeadGroups(kind, module, hidden_size, reading=reading, ids=ids)
+
+    @property
+    def id(self) -> str:
+        """What the head was loaded from."""
+        return self._name
+
+    @property
+    def grouped(self) -> HeadGroups:
+        """The factory of this provider's row groups."""
+        return self._grouped
+
+    def close(self) -> None:
+        """Let the weights go."""
+        self.module = None
