@@ -540,7 +540,7 @@ def test_a_row_with_a_callable_draws_its_argmax_here_and_gives_the_callable() ->
     alone = samplers(custom)
     assert not alone.stateless
     assert alone.callable_of(0) is mine
-    assert alone.selection == Sampled()
+    assert alone.selection == Greedy()  # of drafts: what it will choose is not known
     assert ids(alone.draw(stacked([SCORES[0]]), [3])) == [SCORES[0].argmax(-1).tolist()]
     assert alone.sample(stacked([SCORES[0][0]]), [3]).tolist() == [SCORES[0][0].argmax()]
     rows = samplers(*MIXED[:2], custom)
@@ -606,6 +606,8 @@ def test_a_filter_of_rows_that_are_not_there_changes_nothing(keep: list[int]) ->
         *itertools.product(["min_tokens_to_keep"], [0, -1, 1.0, True, "3", None]),
         *itertools.product(["xtc_special_tokens"], [None, 3, "12", b"12", {1: 2}]),
         *itertools.product(["acceptance"], ["Match", "", None, True, ["match"], 1]),
+        *itertools.product(["draft_temp"], [-0.1, 1e-31, 1e31, math.nan, True, "1", [1.0]]),
+        *itertools.product(["draft_filters"], [None, 0, 1, "no"]),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named_with_its_option(name: str, value: Any) -> None:
@@ -653,6 +655,7 @@ def test_a_sampler_leaves_nothing_to_the_other_options(other: dict[str, Any]) ->
         SamplingOptions(sampler=lambda logprobs: logprobs, **other)
     assert "\n" not in str(raised.value)
     SamplingOptions(sampler=lambda logprobs: logprobs, seed=4)
+    SamplingOptions(sampler=lambda logprobs: logprobs, draft_temp=0.5, draft_filters=False)
 
 
 @pytest.mark.parametrize(
@@ -676,6 +679,11 @@ def test_a_sampler_leaves_nothing_to_the_other_options(other: dict[str, Any]) ->
         {"xtc_special_tokens": ()},
         {"min_tokens_to_keep": 10**9},
         {"acceptance": "rejection"},
+        {"draft_temp": None},
+        {"draft_temp": 0},
+        {"draft_temp": 1e-30},
+        {"draft_temp": 1e30},
+        {"draft_filters": False},
     ],
 )
 def test_values_at_the_edges_are_taken(good: dict[str, Any]) -> None:

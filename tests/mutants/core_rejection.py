@@ -109,8 +109,7 @@ REJECTION_MUTANTS = (
         name="drafter-draws-in-the-residuals-stream",
         file=ROWS,
         old="return self.sample(self.scores(self.key), Stream.DRAW)",
-        new="stream = Stream.RESIDUAL if self.key.rejection else Stream.DRAW\n"
-        "        return self.sample(self.scores(self.key), stream)",
+        new="return self.sample(self.scores(self.key), Stream.RESIDUAL)",
         killed_by=OF_SAMPLERS + "test_under_either_rule_a_drafter_draws_with_the_noise_of_stream_0",
         why="What a drafter drew and left out is what the target draws afterwards.",
     ),

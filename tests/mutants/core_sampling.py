@@ -8,9 +8,13 @@ __all__ = ["SAMPLING_MUTANTS"]
 
 FILTERS = "specdec/sampling/filters.py"
 NOISE = "specdec/sampling/noise.py"
+MEMBERS = "specdec/verify/members.py"
+OPTIONS = "specdec/sampling/options.py"
+PLANS = "specdec/sampling/plans.py"
 ROWS = "specdec/sampling/rows.py"
 OF_FILTERS = "tests/test_filters.py::"
 OF_NOISE = "tests/test_noise.py::"
+OF_POLICY = "tests/test_draft_policy.py::"
 OF_SAMPLERS = "tests/test_row_samplers.py::"
 
 SAMPLING_MUTANTS = (
@@ -32,9 +36,9 @@ SAMPLING_MUTANTS = (
     ),
     Mutant(
         name="rows-come-back-in-the-order-of-their-options",
-        file=ROWS,
-        old="self._inverse = mx.array(inverse, mx.int32)",
-        new="self._inverse = mx.array(order, mx.int32)",
+        file=PLANS,
+        old="return cls(groups, mx.array(inverse, mx.int32))",
+        new="return cls(groups, mx.array(order, mx.int32))",
         killed_by=OF_SAMPLERS
         + "test_greedy_seeded_and_unseeded_rows_draw_in_all_24_orders_what_they_draw"
         "_alone",
@@ -123,5 +127,67 @@ SAMPLING_MUTANTS = (
         new=".astype(mx.float32)) * (2.0**-32)",
         killed_by=OF_NOISE + "test_noise_is_finite_at_both_ends_of_the_bits",
         why="One draw in four billion is minus infinity.",
+    ),
+    Mutant(
+        name="draft-temperature-is-ignored",
+        file=OPTIONS,
+        old="temp = self.temp if self.draft_temp is None else self.draft_temp",
+        new="temp = self.temp",
+        killed_by=OF_POLICY
+        + "test_by_match_every_policy_drafts_otherwise_and_gives_the_seed_s_text",
+        why="Drafts are drawn as the request draws, whatever it asks for.",
+    ),
+    Mutant(
+        name="target-draws-by-the-draft-policy",
+        file=ROWS,
+        old="Plan.of([row.options.draw_key for row in self._rows])",
+        new="Plan.of([row.options.draft_key for row in self._rows])",
+        killed_by=OF_POLICY + "test_drafts_follow_the_policy_and_the_target_s_draws_do_not",
+        why="What was meant for drafts changes the text.",
+    ),
+    Mutant(
+        name="policy-is-not-in-what-is-declared",
+        file=ROWS,
+        old="throughout where nothing is left.\n"
+        '        """\n'
+        "        plan = self._drafts if ids is None",
+        new="throughout where nothing is left.\n"
+        '        """\n'
+        "        plan = self._draws if ids is None",
+        killed_by=OF_POLICY + "test_by_rejection_a_policy_keeps_the_target_s_distribution[hot]",
+        why="Drafts of the policy are declared as drawn from the request's own distribution.",
+    ),
+    Mutant(
+        name="listed-ids-have-the-noise-of-their-places",
+        file=ROWS,
+        old="mx.arange(scores.shape[-1], dtype=mx.uint32) if self.ids is None else self.ids",
+        new="mx.arange(scores.shape[-1], dtype=mx.uint32)",
+        killed_by=OF_POLICY
+        + "test_a_draw_over_listed_ids_is_the_whole_draw_wherever_that_is_among_them",
+        why="A draft over part of the vocabulary is coupled with the draws of other tokens.",
+    ),
+    Mutant(
+        name="rows-with-filters-are-listed",
+        file=PLANS,
+        old="listable=all(key is None or key == key.bare for key in keys)",
+        new="listable=True",
+        killed_by=OF_POLICY + "test_nothing_is_listed_while_a_row_drafts_with_filters",
+        why="Filters are left out of drafts that were to be drawn with them.",
+    ),
+    Mutant(
+        name="group-is-opened-with-nobodys-selection",
+        file=MEMBERS,
+        old="self._entering = Drafting.of([each.row.request.sampling for each in joining])",
+        new="pass",
+        killed_by=OF_POLICY + "test_a_group_is_opened_with_the_selection_of_its_rows",
+        why="Draws of rows that have not joined yet are taken for greedy ones.",
+    ),
+    Mutant(
+        name="listed-draws-are-those-of-the-first-rows",
+        file=MEMBERS,
+        old="partial(self._as_rows, draw)",
+        new="draw",
+        killed_by=OF_POLICY + "test_members_draw_over_listed_ids_as_their_rows_do",
+        why="Members that are not all rows draw with their neighbours' seeds.",
     ),
 )

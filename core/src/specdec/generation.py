@@ -71,6 +71,8 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     min_tokens_to_keep: int = 1,
     sampler: Callable[[mx.array], mx.array] | None = None,
     acceptance: Literal["match", "rejection"] = "match",
+    draft_temp: float | None = None,
+    draft_filters: bool = True,
     logits_processors: Sequence[LogitsProcessor | WindowProcessor] | None = None,
     stop: str | Sequence[str] | None = None,
     stop_sequences: Any = None,
@@ -117,6 +119,9 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         acceptance: ``"match"`` keeps the drafts that the target would have drawn, so the seed's
             text is the same with every drafter; ``"rejection"`` accepts more of them and keeps the
             target's distribution, not its seeded text.
+        draft_temp: the temperature that drafts are drawn at, if not ``temp``; 0 for the most
+            probable ones. It changes what is drafted, not what is accepted.
+        draft_filters: whether drafts are drawn with ``top_p``, ``min_p``, XTC and ``top_k``.
         logits_processors: as in mlx-lm, in order, each shown the right history at every position;
             those of :mod:`specdec.sampling` take a whole window at once.
         stop: texts that end the output; neither they nor what follows is shown.
@@ -186,6 +191,8 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         seed=seed,
         sampler=sampler,
         acceptance=acceptance,
+        draft_temp=draft_temp,
+        draft_filters=draft_filters,
     )
     tokens = encode_prompt(prompt, tokenizer)
     request = Request(

@@ -46,6 +46,8 @@ class PromptOptions(TypedDict, total=False):
         sampling: how to draw, in place of ``samplers``.
         seeds: the requests' seeds.
         acceptance: ``"match"`` or ``"rejection"``.
+        draft_temps: temperatures that drafts are drawn at.
+        draft_filters: whether drafts are drawn with the filters.
         num_draft_tokens: the most drafts a round; 0 for no drafter.
         min_tokens: tokens before which neither an end token nor a stop ends the output.
         stop: texts that end the output; need a tokenizer.
@@ -58,6 +60,8 @@ class PromptOptions(TypedDict, total=False):
     sampling: Sequence[SamplingOptions | None] | None
     seeds: Sequence[int | None] | None
     acceptance: Sequence[Literal["match", "rejection"] | None] | None
+    draft_temps: Sequence[float | None] | None
+    draft_filters: Sequence[bool | None] | None
     num_draft_tokens: Sequence[int | None] | None
     min_tokens: Sequence[int | None] | None
     stop: Sequence[str | Sequence[str] | None] | None
@@ -145,7 +149,12 @@ def sampling_of(
     base = asked if asked is not None else default
     if sampler is not None:
         base = from_sampler(sampler)
-    names = {"seeds": "seed", "acceptance": "acceptance"}
+    names = {
+        "seeds": "seed",
+        "acceptance": "acceptance",
+        "draft_temps": "draft_temp",
+        "draft_filters": "draft_filters",
+    }
     changes = {ours: options[n] for n, ours in names.items() if options[n] is not None}
     sampling = evolve(base, **changes) if changes else base
     sampling.check_vocabulary(vocab_size)

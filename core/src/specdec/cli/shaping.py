@@ -20,7 +20,7 @@ _GRAMMARS = ("json_schema", "regex", "lark")
 
 
 def add_shaping(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ends, penalties, grammars, acceptance and log-probabilities."""
+    """Add the options of ends, penalties, grammars, acceptance, drafts and log-probabilities."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--stop",
@@ -38,6 +38,17 @@ def add_shaping(parser: argparse.ArgumentParser) -> None:
         choices=("match", "rejection"),
         default="match",
         help="match keeps the seed's text, rejection only its distribution",
+    )
+    group.add_argument(
+        "--draft-temp",
+        type=float,
+        metavar="T",
+        help="temperature of the drafts, if not --temp; 0 drafts greedily; the text is the same",
+    )
+    group.add_argument(
+        "--no-draft-filters",
+        action="store_true",
+        help="draft without --top-p, --min-p and --top-k; the text is the same",
     )
     group.add_argument(
         "--logprobs",
@@ -71,8 +82,9 @@ def shaping(args: argparse.Namespace) -> dict[str, Any]:
             raise OptionError("--logprobs shows nothing without --json; give both")
     if any(not text for text in args.stop):
         raise OptionError("--stop is empty; give some text")
-    from specdec.sampling import make_logits_processors
+    from specdec.sampling import SamplingOptions, make_logits_processors
 
+    SamplingOptions(draft_temp=args.draft_temp)
     penalties = {name: getattr(args, name) for name in _PENALTIES}
     return {
         "stop": args.stop,
@@ -80,6 +92,8 @@ def shaping(args: argparse.Namespace) -> dict[str, Any]:
         "logits_processors": make_logits_processors(**penalties),
         "grammar": _grammar(args),
         "acceptance": args.acceptance,
+        "draft_temp": args.draft_temp,
+        "draft_filters": not args.no_draft_filters,
         "logprobs": args.logprobs,
     }
 

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from specdec.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import mlx.core as mx
     from attrs import Attribute
@@ -47,6 +47,10 @@ class Greedy:
     """Every row drafts by argmax. A fused argmax over raw logits may be used for drafts."""
 
 
+def _ids(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
+
+
 def _ascending(
     _instance: object, _attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]
 ) -> None:
@@ -58,15 +62,20 @@ def _ascending(
 class Listed:
     """Rows draft over a listed part of the vocabulary.
 
-    Bound only for requests whose draw is the same on the subset as on the whole vocabulary.
+    Bound only where every row drafts the same on the subset as on the whole vocabulary, if what it
+    drafts there is in the subset: rows without filters. A row with filters that joins a group
+    where this was bound is drawn without them.
 
     Attributes:
         ids: ascending full-vocabulary ids, N of them.
         sample: ``(logits [B, N], steps [B]) -> full-vocabulary ids [B]``, on the device.
+        log_distribution: the same arguments ``-> [B, N]`` float32, the log-probabilities that
+            ``sample`` draws from, normalised over ``ids``.
     """
 
-    ids: tuple[int, ...] = field(converter=tuple, validator=_ascending)
+    ids: tuple[int, ...] = field(converter=_ids, validator=_ascending)
     sample: Callable[[mx.array, Sequence[int]], mx.array]
+    log_distribution: Callable[[mx.array, Sequence[int]], mx.array]
 
 
 Selection: TypeAlias = Sampled | Greedy | Listed
@@ -79,18 +88,29 @@ class RowSampling(Protocol):
     batch, the row's place, the width, or what was drafted. A drafter that samples uses the same
     noise as the target's draw at that position, so its drafts are accepted far more often. Only
     rows that chose rejection sampling also depend on their drafts, on the target's side.
+
+    Drafts follow each row's draft policy: a request may ask for drafts of another temperature, or
+    without its filters. A drafter need not know of it.
     """
 
     @property
     def selection(self) -> Selection:
-        """How every row of the group selects now.
+        """How every row of the group selects its drafts now.
 
-        A drafter may read it once, when its group is opened: a row that joins later and selects
-        otherwise gets fewer of its drafts accepted, and the same text.
+        While a group is opened these are the rows that it is opened with. A drafter may read it
+        once, there: a row that joins later and selects otherwise gets fewer of its drafts
+        accepted, and the same text.
+        """
+
+    @property
+    def rejecting(self) -> bool:
+        """Whether a row judges its drafts by rejection sampling now; to be read in each round.
+
+        Only then is a declared distribution looked at; else a drafter need not compute it.
         """
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        """Draw each row's next token, on the device.
+        """Draw each row's next draft, on the device.
 
         Args:
             logprobs: ``[B, V]`` log-probabilities at temperature 1, before filters.
@@ -112,7 +132,7 @@ class RowSampling(Protocol):
 
         Returns:
             ``[B, V]`` float32 log-probabilities after filters and temperature, normalised. For
-            greedy rows 0 at the argmax and ``-inf`` elsewhere.
+            greedy drafts 0 at the argmax and ``-inf`` elsewhere.
         """
 
 

@@ -64,6 +64,23 @@ def _acceptance(_instance: object, attribute: Attribute[str], value: str) -> Non
         raise OptionError(f"{attribute.name} is {value!r}; give 'match' or 'rejection'")
 
 
+def _or_none(
+    check: Callable[[object, Attribute[float], float], None],
+) -> Callable[[object, Attribute[float | None], float | None], None]:
+    def check_given(
+        instance: object, attribute: Attribute[float | None], value: float | None
+    ) -> None:
+        if value is not None:
+            check(instance, cast("Attribute[float]", attribute), value)
+
+    return check_given
+
+
+def _flag(_instance: object, attribute: Attribute[bool], value: bool) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{attribute.name} is {value!r}; give True or False")
+
+
 def _whole(value: object) -> int | None:
     """Whole numbers of any kind as ints; what is none is left to the check."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -95,6 +112,11 @@ class DrawKey(NamedTuple):
     top_k: int
     rejection: bool
 
+    @property
+    def bare(self) -> DrawKey:
+        """The temperature alone: what draws the same token on part of the vocabulary."""
+        return DrawKey(self.temp, 0.0, (0.0, 1), None, 0, rejection=False)
+
 
 @frozen(kw_only=True, eq=False)
 class SamplingOptions:
@@ -116,6 +138,11 @@ class SamplingOptions:
             the text is that of the seed, with any drafter and without one. ``"rejection"``: by
             rejection sampling (:mod:`~specdec.sampling.rejection`): as many drafts as can be
             are accepted, the text has the target's distribution, and depends on the drafter.
+        draft_temp: the temperature that drafts are drawn at, with the noise of the target's draws;
+            0 for the most probable ones; ``None`` to draft as the request draws, and greedily
+            where it has a sampler. This and ``draft_filters`` change what is drafted and nothing
+            else: by match the text stays the seed's, by rejection it keeps its distribution.
+        draft_filters: whether drafts are drawn with the request's top-p, min-p, XTC and top-k.
 
     Raises:
         OptionError: a value out of range; names it.
@@ -144,6 +171,19 @@ class SamplingOptions:
     seed: int | None = field(default=None, converter=_whole, validator=_seed)
     sampler: Callable[[mx.array], mx.array] | None = None
     acceptance: Literal["match", "rejection"] = field(default="match", validator=_acceptance)
+    draft_temp: float | None = field(
+        default=None,
+        validator=_or_none(
+            _number(
+                _COLDEST,
+                _HOTTEST,
+                f"give 0 (greedy drafts), a number from {_COLDEST:g} to {_HOTTEST:g}, or none to "
+                "draft as the request draws",
+                or_zero=True,
+            )
+        ),
+    )
+    draft_filters: bool = field(default=True, validator=_flag)
 
     def __attrs_post_init__(self) -> None:
         if self.sampler is None:
@@ -170,11 +210,24 @@ class SamplingOptions:
 
         Greedy rows need no acceptance rule: where one token is certain, both rules give it.
         """
-        if self.greedy:
+        return None if self.greedy else self._key(self.temp)
+
+    @property
+    def draft_key(self) -> DrawKey | None:
+        """What rows must share to be drafted in one operation; ``None`` for greedy drafts.
+
+        Either acceptance rule drafts alike.
+        """
+        temp = self.temp if self.draft_temp is None else self.draft_temp
+        if temp == 0:
             return None
+        key = self._key(temp)
+        return key._replace(rejection=False) if self.draft_filters else key.bare
+
+    def _key(self, temp: float) -> DrawKey:
         xtc = (self.xtc_probability, self.xtc_threshold, self.xtc_special_tokens)
         return DrawKey(
-            self.temp,
+            temp,
             self.top_p if self.top_p < 1 else 0.0,
             (self.min_p, self.min_tokens_to_keep) if self.min_p else (0.0, 1),
             xtc if self.xtc_probability else None,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from attrs import frozen
 
-from specdec.contract import Greedy, Sampled, Swap, check_keep
+from specdec.contract import Listed, Swap, check_keep
 from specdec.sampling import filters
 from specdec.sampling.noise import Stream, gumbel, seed_words, uniform
+from specdec.sampling.plans import Drafting, Plan
 from specdec.sampling.rejection import log_normalize, rejection_draw
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class _Alike:
         steps: ``[b, W]`` uint32.
         seeds: ``[b, 2]`` uint32.
         drafted: their drafts, where they judge them by rejection.
+        ids: ``[V]`` the tokens that are scored, where they are not the whole vocabulary.
     """
 
     key: DrawKey | None
@@ -68,6 +71,7 @@ class _Alike:
     steps: mx.array
     seeds: mx.array
     drafted: Drafted | None = None
+    ids: mx.array | None = None
 
     def scores(self, key: DrawKey) -> mx.array:
         """Scores ``[b, W, V]`` float32 after filters and temperature, not normalised."""
@@ -86,7 +90,7 @@ class _Alike:
         return kept.astype(mx.float32) * (1.0 / temp)
 
     def draw(self) -> mx.array:
-        """Ids ``[b, W]``."""
+        """Ids ``[b, W]``, or their places in ``ids``."""
         if self.key is None or self.key.temp == 0:  # greedy, or a callable of the user's
             return mx.argmax(self.logprobs, axis=-1)
         scores = self.scores(self.key)
@@ -95,7 +99,7 @@ class _Alike:
         return self.sample(scores, Stream.RESIDUAL if self.key.rejection else Stream.DRAW)
 
     def draft(self) -> mx.array:
-        """Ids ``[b, W]`` as a drafter draws them, with the match rule's noise under either rule.
+        """As :meth:`draw`, for a drafter: with the match rule's noise under either rule.
 
         Under rejection the target never draws with that noise: a drafter may draw a token with it
         and keep it to itself because of what it is.
@@ -105,12 +109,12 @@ class _Alike:
         return self.sample(self.scores(self.key), Stream.DRAW)
 
     def sample(self, scores: mx.array, stream: Stream) -> mx.array:
-        """Ids ``[b, W]`` of scores, with the noise of a stream."""
-        ids = mx.arange(scores.shape[-1], dtype=mx.uint32)
+        """The best places ``[b, W]`` of scores, with the noise of a stream."""
+        ids = mx.arange(scores.shape[-1], dtype=mx.uint32) if self.ids is None else self.ids
         return mx.argmax(scores + gumbel(self.seeds, self.steps, ids, stream=stream), axis=-1)
 
     def log_distribution(self) -> mx.array:
-        """``[b, W, V]`` float32, normalised: what :meth:`draw` draws from."""
+        """``[b, W, V]`` float32, normalised: what :meth:`draft` draws from."""
         if self.key is None or self.key.temp == 0:
             best = mx.argmax(self.logprobs, axis=-1, keepdims=True)
             ids = mx.arange(self.logprobs.shape[-1], dtype=best.dtype)
@@ -122,8 +126,9 @@ class _Alike:
 class RowSamplers:
     """Samplers of B rows; implements the contract's ``RowSampling``.
 
-    Rows with equal options are drawn in one operation. A draw depends on the row's
-    ``(seed, step)`` and scores alone, and with the rejection rule also on its drafts.
+    Rows with equal options are drawn in one operation, and so are drafts of rows with an equal
+    draft policy. A draw depends on the row's ``(seed, step)`` and scores alone, and with the
+    rejection rule also on its drafts.
     """
 
     def __init__(self) -> None:
@@ -143,12 +148,33 @@ class RowSamplers:
     @property
     def rejecting(self) -> bool:
         """Whether a row judges its drafts by rejection sampling."""
-        return any(row.options.acceptance == "rejection" for row in self._rows)
+        return self._drafting.rejecting
 
     @property
     def selection(self) -> Selection:
-        """How drafters select: greedy if every row is greedy, else each row's own draw."""
-        return Greedy() if self._plan == [(None, None)] else Sampled()
+        """How drafters select: greedy if every row's drafts are, else each row's own draw."""
+        return self._drafting.selection
+
+    @property
+    def drafting(self) -> Drafting:
+        """What the rows have in common as drafters see them."""
+        return self._drafting
+
+    def listed(self, ids: Sequence[int]) -> Listed | None:
+        """The drafts of all rows, over part of the vocabulary.
+
+        Args:
+            ids: ascending ids, N of them.
+
+        Returns:
+            Draws of the rows that there are then; those with filters are drawn at their draft
+            temperature without them. ``None`` where a row has filters now.
+        """
+        if not self._drafting.listable:
+            return None
+        array = mx.array(list(ids), mx.uint32)
+        draw, declare = partial(self.sample, ids=array), partial(self.log_distribution, ids=array)
+        return Listed(ids, draw, declare)
 
     def callable_of(self, row: int) -> Callable[[mx.array], mx.array] | None:
         """A row's sampler callable; ``None`` for rows that draw by seed and step."""
@@ -168,19 +194,32 @@ class RowSamplers:
         check_keep(keep, self.row_count)
         self._swap([self._rows[k] for k in keep])
 
-    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        """Each row's draw at one position: ``[B, V] -> [B]`` (for drafters)."""
-        alike = self._alike(logprobs[:, None], steps)
-        return self._in_order([each.draft() for each in alike])[:, 0]
+    def sample(
+        self, logprobs: mx.array, steps: Sequence[int], ids: mx.array | None = None
+    ) -> mx.array:
+        """Each row's draw at one position, by its draft policy: ``[B, V] -> [B]``.
 
-    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+        Args:
+            logprobs: ``[B, V]`` log-probabilities at temperature 1.
+            steps: B ints.
+            ids: ``[N]`` uint32, tokens that alone are scored, without filters; logits will do.
+        """
+        plan = self._drafts if ids is None else self._bare
+        alike = self._alike(plan, logprobs[:, None], steps, ids=ids)
+        places = plan.in_order([each.draft() for each in alike])[:, 0]
+        return places if ids is None else ids[places]
+
+    def log_distribution(
+        self, logprobs: mx.array, steps: Sequence[int], ids: mx.array | None = None
+    ) -> mx.array:
         """What :meth:`sample` draws from: ``[B, V] -> [B, V]`` float32 log-probabilities.
 
         After filters (XTC's coin of that step included) and temperature, normalised. For greedy
-        rows 0 at the argmax and ``-inf`` elsewhere; ``-inf`` throughout where nothing is left.
+        drafts 0 at the argmax and ``-inf`` elsewhere; ``-inf`` throughout where nothing is left.
         """
-        alike = self._alike(logprobs[:, None], steps)
-        return self._in_order([each.log_distribution() for each in alike])[:, 0]
+        plan = self._drafts if ids is None else self._bare
+        alike = self._alike(plan, logprobs[:, None], steps, ids=ids)
+        return plan.in_order([each.log_distribution() for each in alike])[:, 0]
 
     def draw(
         self, logprobs: mx.array, steps: Sequence[int], drafted: Drafted | None = None
@@ -197,9 +236,11 @@ class RowSamplers:
             ``[B, W]`` uint32 ids, on the device. Rows with a callable get their argmax: the
             round calls their sampler itself, position by position.
         """
-        if self._plan == [(None, None)]:
+        plan = self._draws
+        if plan.greedy:
             return mx.argmax(logprobs, axis=-1)
-        return self._in_order([each.draw() for each in self._alike(logprobs, steps, drafted)])
+        alike = self._alike(plan, logprobs, steps, drafted=drafted)
+        return plan.in_order([each.draw() for each in alike])
 
     def draw_one(
         self, row: int, logprobs: mx.array, step: int, drafted: Drafted | None = None
@@ -221,24 +262,26 @@ class RowSamplers:
         return _Alike(key, logprobs, positions, seeds, drafted).draw()
 
     def _alike(
-        self, logprobs: mx.array, steps: Sequence[int], drafted: Drafted | None = None
+        self,
+        plan: Plan,
+        logprobs: mx.array,
+        steps: Sequence[int],
+        *,
+        drafted: Drafted | None = None,
+        ids: mx.array | None = None,
     ) -> list[_Alike]:
         width = logprobs.shape[1]
         positions = mx.array(list(steps), mx.uint32)[:, None] + mx.arange(width, dtype=mx.uint32)
-        if len(self._plan) == 1:
-            return [_Alike(self._plan[0][0], logprobs, positions, self._seeds, drafted)]
         parts = []
-        for key, index in self._plan:
-            assert index is not None
+        for key, index in plan.groups:
+            if index is None:
+                return [_Alike(key, logprobs, positions, self._seeds, drafted, ids)]
             theirs = None
             if drafted is not None and key is not None and key.rejection:
                 theirs = drafted.take(index)
-            parts.append(_Alike(key, logprobs[index], positions[index], self._seeds[index], theirs))
+            scores, seeds = logprobs[index], self._seeds[index]
+            parts.append(_Alike(key, scores, positions[index], seeds, theirs, ids))
         return parts
-
-    def _in_order(self, parts: list[mx.array]) -> mx.array:
-        """Rows of the plan's groups, put back where they stand."""
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)[self._inverse]
 
     def _swap(self, rows: list[_Row]) -> None:
         self._rows = rows
@@ -246,16 +289,10 @@ class RowSamplers:
 
     def _bind(self) -> None:
         """Group rows by equal options; resolved at membership changes, not in rounds."""
-        groups: dict[DrawKey | None, list[int]] = {}
-        for row, sampler in enumerate(self._rows):
-            groups.setdefault(sampler.options.draw_key, []).append(row)
+        keys = [row.options.draft_key for row in self._rows]
+        self._draws = Plan.of([row.options.draw_key for row in self._rows])
+        self._drafts = Plan.of(keys)
+        self._bare = Plan.of([None if key is None else key.bare for key in keys])
+        self._drafting = Drafting.of([row.options for row in self._rows])
         self._stateless = all(row.options.sampler is None for row in self._rows)
         self._seeds = mx.array([seed_words(row.seed) for row in self._rows] or [(0, 0)], mx.uint32)
-        self._plan: list[tuple[DrawKey | None, mx.array | None]]
-        if len(groups) <= 1:
-            self._plan = [(next(iter(groups), None), None)]
-            return
-        self._plan = [(key, mx.array(rows, mx.int32)) for key, rows in groups.items()]
-        order = [row for rows in groups.values() for row in rows]
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        self._inverse = mx.array(inverse, mx.int32)

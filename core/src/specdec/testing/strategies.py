@@ -92,7 +92,9 @@ def grown(kit: Harness, plan: Plan) -> DrivenGroup:
     from specdec.sampling import SamplingOptions
     from specdec.testing.driven import DrivenRow
 
-    options = SamplingOptions(temp=0.9) if plan.sampled else SamplingOptions()
+    # By rejection, so that a drafter that declares only what is looked at declares it here.
+    sampled = SamplingOptions(temp=0.9, acceptance="rejection")
+    options = sampled if plan.sampled else SamplingOptions()
     rows = [DrivenRow(options=options, seed=11 + place) for place in range(len(plan.prompts))]
     group = kit.open(
         [kit.cold(prompt, row=row) for prompt, row in zip(plan.prompts, rows, strict=True)]

@@ -25,7 +25,9 @@ class WatchedSamplers(RowSamplers):
         super().__init__()
         self.asked: list[tuple[int, ...]] = []
 
-    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
+    def sample(
+        self, logprobs: mx.array, steps: Sequence[int], ids: mx.array | None = None
+    ) -> mx.array:
         """Each row's draw at one position: ``[B, V] -> [B]``."""
         self.asked.append(tuple(int(step) for step in steps))
-        return super().sample(logprobs, steps)
+        return super().sample(logprobs, steps, ids)

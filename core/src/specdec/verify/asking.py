@@ -5,7 +5,6 @@ Here a drafter's exceptions pass through; the lane around it (``verify/lane.py``
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -13,7 +12,6 @@ from attrs import evolve
 
 from specdec.contract import (
     ContextKind,
-    DeclaresVocabulary,
     SupportsConsume,
     SupportsDeviceDraft,
     SupportsPreview,
@@ -21,7 +19,7 @@ from specdec.contract import (
 from specdec.errors import ContractError
 from specdec.verify.drafts import Asked, Drafts
 from specdec.verify.members import pick
-from specdec.verify.proposals import check_device, check_host, check_logq, listed_ids
+from specdec.verify.proposals import check_device, check_host, check_logq
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,12 +38,20 @@ class DraftRounds:
         members: the group and its rows.
         grouped: the drafter's factory of groups.
         target: the bound target.
+        ids: the ids that the drafter says it selects over, if it lists some.
     """
 
-    def __init__(self, members: Members, grouped: GroupedDraftProvider, target: TargetView) -> None:
+    def __init__(
+        self,
+        members: Members,
+        grouped: GroupedDraftProvider,
+        target: TargetView,
+        ids: Sequence[int] | None = None,
+    ) -> None:
         self._members = members
         self._grouped = grouped
         self._target = target
+        self._listed = None if ids is None else mx.array(list(ids), mx.int32)
         self._ahead: dict[int, Sequence[int]] = {}  # forced tokens of the open round, by row
         self._longest = 0  # what was proposed in it, before constraints cut drafts
 
@@ -121,13 +127,6 @@ class DraftRounds:
             vocab_size=self._target.vocab_size,
             listed=self._listed,
         )
-
-    @cached_property
-    def _listed(self) -> mx.array | None:
-        """``[N]`` the ids that the drafter says it selects over, if it lists some."""
-        if not isinstance(self._grouped, DeclaresVocabulary):
-            return None
-        return listed_ids(self._grouped.draft_vocabulary(self._target), self._target.vocab_size)
 
     def commit(self, accepted: Sequence[int], context: mx.array | None) -> None:
         """End the round.

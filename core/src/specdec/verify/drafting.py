@@ -11,7 +11,7 @@ from specdec.verify.lane import MAX_FAILURES, DraftLane
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec.contract import RowSampling
+    from specdec.sampling import RowSamplers
     from specdec.verify.prefill import Reading
     from specdec.verify.row import Row
 
@@ -71,7 +71,7 @@ class DraftSide:
         else:
             self.reason = lane.reason
 
-    def ready(self, rows: Sequence[Row], sampling: RowSampling) -> DraftLane | None:
+    def ready(self, rows: Sequence[Row], sampling: RowSamplers) -> DraftLane | None:
         """The lane, if it drafts in the next window; it is set aside where no row wants drafts.
 
         Args:

@@ -19,7 +19,7 @@ from specdec.verify.asking import DraftRounds
 from specdec.verify.drafts import Drafts
 from specdec.verify.members import Joining, Members, MemberSampling
 from specdec.verify.prompts import DraftPrompts
-from specdec.verify.proposals import known_ids
+from specdec.verify.proposals import draft_vocabulary, known_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         DraftRowGroup,
         PendingChange,
         RowCheckpoint,
-        RowSampling,
         TargetView,
     )
+    from specdec.sampling import RowSamplers
     from specdec.verify.row import Row
 
 __all__ = ["FORGIVEN_AFTER", "MAX_FAILURES", "MAX_FAULTS", "DraftLane"]
@@ -61,6 +61,8 @@ class DraftLane:
 
     Raises:
         TargetLacksError: the drafter taps layers that the target cannot capture.
+        ContractError: its draft vocabulary is none of the target. What it raises when it is asked
+            for it is raised as it is.
     """
 
     def __init__(self, provider: DraftProvider, name: str, target: TargetView) -> None:
@@ -69,7 +71,8 @@ class DraftLane:
         self._target = target
         self._members = Members()
         self._sampling: MemberSampling | None = None
-        self._rounds = DraftRounds(self._members, self._grouped, target)
+        self._ids = draft_vocabulary(self._grouped, target)
+        self._rounds = DraftRounds(self._members, self._grouped, target, self._ids)
         self.failures = 0
         self._clean = 0  # rounds since the last exception
         self.last_error: str | None = None
@@ -108,7 +111,7 @@ class DraftLane:
         self,
         rows: Sequence[Row],
         checkpoints: Sequence[RowCheckpoint | None],
-        sampling: RowSampling,
+        sampling: RowSamplers,
         live: int,
     ) -> PendingChange:
         """Rows that join; the first members open the draft group.
@@ -137,7 +140,7 @@ class DraftLane:
         """A row's checkpoint between rounds; ``None`` for no member, or after a failure."""
         return self._try(lambda: self._members.capture(row))
 
-    def bring_in(self, rows: Sequence[Row], sampling: RowSampling) -> None:
+    def bring_in(self, rows: Sequence[Row], sampling: RowSamplers) -> None:
         """Let the rows that want drafts into the draft group, opening it again if needed.
 
         A drafter that needs tokens alone reads their histories, once a round. Rows that it cannot
@@ -189,17 +192,21 @@ class DraftLane:
         prompt.answer_for(row, checkpoint)
         return checkpoint
 
-    def _build(self, sampling: RowSampling) -> Callable[[Sequence[Joining]], PendingChange]:
+    def _build(self, sampling: RowSamplers) -> Callable[[Sequence[Joining]], PendingChange]:
         """How the drafter is asked to take rows; that raises what it raises."""
         members = self._members
-        self._sampling = seen = self._sampling or MemberSampling(sampling)
+        self._sampling = seen = self._sampling or MemberSampling(sampling, self._ids)
 
         def build(joining: Sequence[Joining]) -> PendingChange:
             checkpoints = [each.checkpoint for each in joining]
             if members.group is None:
-                opened = self._grouped.open(
-                    target=self._target, sampling=seen, checkpoints=checkpoints, constraints=None
-                )
+                with seen.entered_by(joining):
+                    opened = self._grouped.open(
+                        target=self._target,
+                        sampling=seen,
+                        checkpoints=checkpoints,
+                        constraints=None,
+                    )
                 commit, discard = (lambda: self._take(opened)), opened.close
             else:
                 change = members.group.prepare_append(checkpoints)

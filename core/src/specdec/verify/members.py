@@ -7,23 +7,26 @@ whose checkpoint it refuses.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 from attrs import define, field, frozen
 
-from specdec.contract import SupportsConsume, Swap
+from specdec.contract import Listed, SupportsConsume, Swap
+from specdec.sampling.plans import Drafting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from specdec.contract import (
         DraftRowGroup,
         PendingChange,
         RowCheckpoint,
-        RowSampling,
         Selection,
     )
+    from specdec.sampling import RowSamplers
     from specdec.verify.row import Row
 
     Refuse = Callable[[Sequence["Joining"], Exception], None]
@@ -43,12 +46,22 @@ class MemberSampling:
 
     Args:
         sampling: the draws of all rows.
+        ids: ascending ids that the drafter can select over alone, if it lists some.
     """
 
-    def __init__(self, sampling: RowSampling) -> None:
+    def __init__(self, sampling: RowSamplers, ids: Sequence[int] | None = None) -> None:
         self._sampling = sampling
+        self._entering: Drafting | None = None
         self._places: list[int] | None = None
         self._spread: list[int] = []
+        self._listed: Listed | None = None
+        if ids is not None:
+            array = mx.array(list(ids), mx.uint32)
+            draw = partial(sampling.sample, ids=array)
+            declare = partial(sampling.log_distribution, ids=array)
+            self._listed = Listed(
+                ids, partial(self._as_rows, draw), partial(self._as_rows, declare)
+            )
 
     def bind(self, places: list[int] | None, rows: int) -> None:
         """Say which rows the members are, before a round.
@@ -61,10 +74,25 @@ class MemberSampling:
         if places is not None:
             self._spread = spread_index(places, rows)
 
+    @contextmanager
+    def entered_by(self, joining: Sequence[Joining]) -> Iterator[None]:
+        """While a group is opened for rows: how they select, for they have no draws yet."""
+        self._entering = Drafting.of([each.row.request.sampling for each in joining])
+        try:
+            yield
+        finally:
+            self._entering = None
+
     @property
     def selection(self) -> Selection:
         """How the rows select; what all of them can do, the members can."""
-        return self._sampling.selection
+        rows = self._entering or self._sampling.drafting
+        return self._listed if self._listed is not None and rows.listable else rows.selection
+
+    @property
+    def rejecting(self) -> bool:
+        """Whether a row judges its drafts by rejection sampling, member or not."""
+        return (self._entering or self._sampling.drafting).rejecting
 
     def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
         """Each member's draw: ``[M, V] -> [M]``, as :class:`~specdec.contract.RowSampling`."""

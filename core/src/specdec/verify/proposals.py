@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from specdec.contract import Proposal
+from specdec.contract import DeclaresVocabulary, Proposal
 from specdec.errors import ContractError, one_line
 
 if TYPE_CHECKING:
-    from specdec.contract import DeviceProposal
+    from specdec.contract import DeviceProposal, GroupedDraftProvider, TargetView
 
 __all__ = [
     "check_device",
     "check_host",
     "check_logq",
     "cut_device",
+    "draft_vocabulary",
     "known_ids",
-    "listed_ids",
 ]
 
 Checked = tuple[list[list[int]], list[str | None]]
@@ -50,8 +50,8 @@ def check_logq(
         rows: rows that were drafted for.
         depth: the longest draft, a last one that is no id included.
         vocab_size: V.
-        listed: ``[N]`` the ids that the drafter selects over, if it declares some, from
-            :func:`listed_ids`.
+        listed: ``[N]`` the ids that the drafter selects over, if it declares some: those of
+            :func:`draft_vocabulary`.
 
     Returns:
         ``[rows, d, V]``, with ``-inf`` at ids that it cannot draw.
@@ -72,26 +72,33 @@ def check_logq(
     return mx.put_along_axis(everywhere, ids, logq, axis=-1)
 
 
-def listed_ids(listed: Sequence[int] | None, vocab_size: int) -> mx.array | None:
-    """The ids that a drafter says it selects over: ``[N]`` int32, or ``None`` for all.
+def draft_vocabulary(grouped: GroupedDraftProvider, target: TargetView) -> tuple[int, ...] | None:
+    """The ids that a drafter says it selects over; ``None`` for all.
 
     Args:
-        listed: what ``draft_vocabulary`` returned.
-        vocab_size: ids must be below it: what is written elsewhere would overwrite other memory.
+        grouped: the drafter's factory of groups. What it raises passes through.
+        target: ids must be below its V: what is written elsewhere would overwrite other memory.
 
     Raises:
         ContractError: not ascending ids of the target.
     """
+    if not isinstance(grouped, DeclaresVocabulary):
+        return None
+    listed = grouped.draft_vocabulary(target)
     if listed is None:
         return None
-    ids = list(listed)
+    size = target.vocab_size
+    try:
+        ids = tuple(map(operator.index, listed))
+    except TypeError:
+        ids = ()
     ascend = all(map(operator.lt, ids, ids[1:]))
-    if not ids or not ascend or not 0 <= ids[0] <= ids[-1] < vocab_size:
-        shown = one_line(repr(ids[:8]))
+    if not ids or not ascend or not 0 <= ids[0] <= ids[-1] < size:
+        shown = one_line(repr(ids[:8] or listed))
         raise ContractError(
-            f"draft_vocabulary() begins {shown}; it must be ascending ids below {vocab_size}"
+            f"draft_vocabulary() begins {shown}; it must be ascending ids below {size}"
         )
-    return mx.array(ids, mx.int32)
+    return ids
 
 
 def check_host(proposal: object, depths: Sequence[int], vocab_size: int) -> Checked:

@@ -15,7 +15,7 @@ from specdec_mtp.attachment import RowLayout, leaves
 from specdec_mtp.build import parameters_of
 from specdec_mtp.find import HeadKind
 from specdec_mtp.rows import Chain, HeadRows, HeadSettings
-from specdec_mtp.select import bind_selection
+from specdec_mtp.select import Chooser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         VocabularySubset,
     )
     from specdec_mtp.heads import HeadModule
-    from specdec_mtp.select import Choose
 
 __all__ = ["SCHEMAS", "HeadGroups", "HeadProvider", "Reading"]
 
@@ -126,7 +125,7 @@ class HeadGroups:
 
         Args:
             target: the bound target.
-            sampling: the rows' draws; its selection is bound here.
+            sampling: the rows' draws.
             checkpoints: one per row, borrowed.
             constraints: not used.
 
@@ -135,13 +134,13 @@ class HeadGroups:
             CheckpointError: a checkpoint does not fit.
         """
         subset = self._subset_of(target) if self._ids is not None else None
-        return self._open(target, checkpoints, bind_selection(self._port(target), sampling, subset))
+        return self._open(target, checkpoints, Chooser(self._port(target), sampling, subset))
 
     def _open(
         self,
         target: TargetView,
         checkpoints: Sequence[RowCheckpoint | None],
-        choose: Choose | None,
+        choose: Chooser | None,
     ) -> HeadRows:
         port = self._port(target)
         rows = HeadRows(self._settings, port, target.vocab_size, choose)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from specdec.contract import ContextKind, RecurrentMtp, RowCheckpoint
     from specdec_mtp.attachment import RowLayout
     from specdec_mtp.heads import HeadModule, Step
-    from specdec_mtp.select import Choice, Choose
+    from specdec_mtp.select import Choice, Chooser
 
 __all__ = ["Chain", "HeadRows", "HeadSettings"]
 
@@ -98,7 +98,7 @@ class HeadRows:
         settings: HeadSettings,
         port: RecurrentMtp,
         vocab_size: int,
-        choose: Choose | None,
+        choose: Chooser | None,
     ) -> None:
         self._settings = settings
         self._port = port
