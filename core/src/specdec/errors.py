@@ -56,6 +56,7 @@ __all__ = [
     "RollbackError",
     "RoundOpenError",
     "RowIndexError",
+    "SpecdecDrafterWarning",
     "SpecdecError",
     "SpecdecPluginWarning",
     "TargetError",
@@ -84,6 +85,10 @@ def one_line(what: object) -> str:
 
 class SpecdecError(Exception):
     """Root of all errors that specdec raises on purpose."""
+
+
+class SpecdecDrafterWarning(UserWarning):
+    """A drafter was loaded, and something about it costs drafts."""
 
 
 class SpecdecPluginWarning(UserWarning):

@@ -9,10 +9,12 @@ from attrs import evolve
 from specdec.contract import ContextKind, require_port
 from specdec.errors import ArtifactError, OptionError, one_line
 from specdec.plugins import LoadedDraft
+from specdec_mtp.agreement import Wanted, agreed
 from specdec_mtp.build import Packing, build_head, quantize_head
-from specdec_mtp.find import HeadFiles, HeadKind, find_head
+from specdec_mtp.find import HeadKind, find_head
 from specdec_mtp.layers import family_of, layer_args
 from specdec_mtp.norms import norm_evidence, shifted
+from specdec_mtp.probe import How
 from specdec_mtp.provider import HeadProvider, Reading
 from specdec_mtp.rows import Chain
 from specdec_mtp.tensors import read_tensors
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from specdec.contract import RecurrentMtp
     from specdec.plugins import LoadRequest
+    from specdec_mtp.find import HeadFiles
+    from specdec_mtp.norms import NormEvidence
 
 __all__ = ["DEFAULTS", "OPTIONS", "load_head"]
 
@@ -42,6 +46,7 @@ OPTIONS: Final = (
     "bits",
     "group_size",
     "draft_vocab",
+    "probe",
 )
 """Names that ``LoadRequest.options`` may hold."""
 
@@ -58,12 +63,16 @@ def load_head(request: LoadRequest) -> LoadedDraft:
             - ``history``: ``"prompt"`` or ``"own"``, whether the head reads the prompt;
             - ``norm_shift``: ``True`` or ``False``, whether norm weights are stored less 1;
             - ``bits`` and ``group_size``: quantize a head that is stored in 16 bits;
-            - ``draft_vocab``: ids to draft over, or a file of them, or ``False``.
+            - ``draft_vocab``: ids to draft over, or a file of them, or ``False``;
+            - ``probe``: ``False`` does not try the head on a short text.
 
     Raises:
         ArtifactError: there is no head, or it does not fit the target.
         OptionError: an option that a head does not have, or a value that makes no sense.
         TargetLacksError: the target has no embedding and vocabulary head to share.
+
+    Warns:
+        SpecdecDrafterWarning: the head agrees far better under another reading.
     """
     kind, options = HeadKind(request.kind), request.options
     reading = _reading(kind, options)
@@ -73,11 +82,17 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     folders = (files.path, request.path, request.target.folder)
     ids = read_vocabulary(options.get("draft_vocab"), folders, request.target.vocab_size)
     family = family_of(kind, files.config)
-    tensors = read_tensors(files)
-    if _shift(files, tensors, options):
-        tensors = shifted(tensors, 1.0)
+    stored = read_tensors(files)
+    evidence = norm_evidence(files, stored)
+    shift = _shift(evidence, options)
+    tensors = shifted(stored, 1.0) if shift else stored
     args = layer_args(family, files.config, port.args)
     module = build_head(kind, tensors, args, family)
+    if _probes(options):
+        how = How(reading.context, "once" if shift else "never")
+        fixed = [option for option in ("hidden", "norm_shift") if options.get(option) is not None]
+        wanted = Wanted(how=how, fixed=fixed, evidence=evidence)
+        reading = evolve(reading, context=agreed(request, kind, module, stored, wanted).context)
     if packing is not None:
         quantize_head(module, packing)
     name = (request.path or files.path).name
@@ -132,12 +147,19 @@ def _packing(options: Mapping[str, Any]) -> Packing | None:
     return Packing(bits, 64 if group is None else group)
 
 
-def _shift(files: HeadFiles, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+def _shift(evidence: NormEvidence, options: Mapping[str, Any]) -> bool:
     given = options.get("norm_shift")
-    if given is None:
-        return norm_evidence(files, tensors).shift
+    return evidence.shift if given is None else _flag("norm_shift", given)
+
+
+def _probes(options: Mapping[str, Any]) -> bool:
+    given = options.get("probe")
+    return True if given is None else _flag("probe", given)
+
+
+def _flag(name: str, given: object) -> bool:
     if not isinstance(given, bool):
-        raise OptionError(f"norm_shift is {given!r}; give true or false, or leave it away")
+        raise OptionError(f"{name} is {one_line(repr(given))}; give true or false, or leave it out")
     return given
 
 
