@@ -13,10 +13,10 @@ from specdec_mtp.agreement import Wanted, agreed
 from specdec_mtp.build import Packing, build_head, quantize_head
 from specdec_mtp.find import HeadKind, find_head
 from specdec_mtp.layers import family_of, layer_args
+from specdec_mtp.live import Chain
 from specdec_mtp.norms import norm_evidence, shifted
 from specdec_mtp.probe import How
 from specdec_mtp.provider import HeadProvider, Reading
-from specdec_mtp.rows import Chain
 from specdec_mtp.tensors import read_tensors
 from specdec_mtp.vocabulary import read_vocabulary
 
@@ -58,7 +58,7 @@ def load_head(request: LoadRequest) -> LoadedDraft:
         request: its options may hold
 
             - ``hidden``: ``"post_norm"`` or ``"pre_norm"``, the target's hidden states;
-            - ``chain``: ``"true"`` or ``"own"``, see :class:`~specdec_mtp.rows.Chain`;
+            - ``chain``: ``"true"`` or ``"own"``, see :class:`~specdec_mtp.live.Chain`;
             - ``feed``: ``"normed"`` or ``"raw"``, which output the next step goes on from;
             - ``history``: ``"prompt"`` or ``"own"``, whether the head reads the prompt;
             - ``norm_shift``: ``True`` or ``False``, whether norm weights are stored less 1;

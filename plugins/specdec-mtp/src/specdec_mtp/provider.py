@@ -14,7 +14,8 @@ from specdec.errors import TargetLacksError
 from specdec_mtp.attachment import RowLayout, leaves
 from specdec_mtp.build import parameters_of
 from specdec_mtp.find import HeadKind
-from specdec_mtp.rows import Chain, HeadRows, HeadSettings
+from specdec_mtp.live import Chain, HeadSettings
+from specdec_mtp.rows import HeadRows
 from specdec_mtp.select import Chooser
 
 if TYPE_CHECKING:
