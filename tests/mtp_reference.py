@@ -170,12 +170,16 @@ def _attend(
 ) -> Vectors:
     """Causal attention of [n, heads, D], a key head for a run of query heads; [n, heads * D]."""
     k, v = (np.repeat(each, q.shape[1] // each.shape[1], axis=1) for each in (k, v))
-    scores = np.einsum("qhd,khd->hqk", q, k) * scale
-    allowed = np.tril(np.ones((len(q), len(q)), dtype=np.bool_))
-    if seen is not None:
-        allowed &= seen
-    weights = _softmax(np.where(allowed, scores, -np.inf))
-    return np.asarray(np.einsum("hqk,khd->qhd", weights, v).reshape(len(q), -1))
+    q, k, v = (np.ascontiguousarray(each.swapaxes(0, 1)) for each in (q, k, v))
+    n, out = q.shape[1], []
+    for start in range(0, n, 64):  # few at a time, for the memory of long texts
+        end = min(start + 64, n)
+        allowed = np.tril(np.ones((end - start, end), dtype=np.bool_), start)
+        if seen is not None:
+            allowed &= seen[start:end, :end]
+        scores = q[:, start:end] @ k[:, :end].swapaxes(1, 2) * scale
+        out.append(_softmax(np.where(allowed, scores, -np.inf)) @ v[:, :end])
+    return np.concatenate(out, axis=1).swapaxes(0, 1).reshape(n, -1)
 
 
 def _gated_attention(w: Tensors, c: Config, x: Vectors) -> Vectors:

@@ -9,8 +9,8 @@ from attrs import evolve
 from specdec.contract import ContextKind
 from specdec.testing import DraftRowContract, PluginContract
 from specdec_mtp.find import HeadKind
-from specdec_mtp.provider import Reading
 from specdec_mtp.live import Chain
+from specdec_mtp.provider import Reading
 from specdec_mtp.tiny import tiny_head
 
 if TYPE_CHECKING:

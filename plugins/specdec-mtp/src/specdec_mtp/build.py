@@ -115,7 +115,8 @@ def _pack_as_stored(head: Any, tensors: Mapping[str, mx.array]) -> None:
         return {"bits": bits, "group_size": group, "mode": mode}
 
     try:
-        quantize(head, class_predicate=packing)
+        with without_drawing():
+            quantize(head, class_predicate=packing)
     except ValueError as error:
         raise ArtifactError(
             f"the head's packed weights cannot be used ({one_line(error)}); convert them anew"
@@ -142,6 +143,27 @@ def _check_shapes(kind: HeadKind, head: Any, tensors: Mapping[str, mx.array]) ->
                 f"needs {tuple(array.shape)}; give the head of this target"
             )
 
+    _check_types(kind, tensors)
+
+
+def _check_types(kind: HeadKind, tensors: Mapping[str, mx.array]) -> None:
+    """Check that packed weights are what mlx multiplies with."""
+    for name, scales in tensors.items():
+        path = name.removesuffix(".scales")
+        if path == name:
+            continue
+        offsets = tensors.get(f"{path}.biases")
+        whole = scales.dtype == mx.uint8 if offsets is None else _floating(scales, offsets)
+        if tensors[f"{path}.weight"].dtype != mx.uint32 or not whole:
+            raise ArtifactError(
+                f"the {kind} head's {path}.weight is {tensors[f'{path}.weight'].dtype} and its "
+                f"{path}.scales are {scales.dtype}, which is no packing of mlx; convert it anew"
+            )
+
+
+def _floating(*arrays: mx.array) -> bool:
+    return all(mx.issubdtype(array.dtype, mx.floating) for array in arrays)
+
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 3 else ""
@@ -166,11 +188,18 @@ def quantize_head(head: HeadModule, packing: Packing) -> None:
             and module.weight.shape[-1] % packing.group_size == 0
         )
 
+    before = parameters_of(head)
     try:
-        quantize(head, packing.group_size, packing.bits, class_predicate=fits)
+        with without_drawing():
+            quantize(head, packing.group_size, packing.bits, class_predicate=fits)
         mx.eval(parameters_of(head))
     except ValueError as error:
         raise OptionError(
             f"bits is {packing.bits} with group_size {packing.group_size}, which mlx cannot do "
             f"({one_line(error)}); give 4 or 8 bits in groups of 32, 64 or 128"
         ) from error
+    if len(parameters_of(head)) == len(before):
+        raise OptionError(
+            f"group_size is {packing.group_size}, which divides no weight of this head; give a "
+            "smaller one, or no bits for a head that is packed already"
+        )

@@ -29,8 +29,9 @@ class LayerFamily:
     """How mlx-lm's decoder layers of one kind of model are made and called.
 
     Attributes:
-        module: name of the module in ``mlx_lm.models``.
+        module: name of the module in ``mlx_lm.models`` that has the settings.
         layer: name of the layer's class.
+        layer_module: the module that has it, where that is another.
         arguments: name of the class of its settings.
         experts: the setting that says how many routed experts there are.
         mask_as_array: whether the layer computes with the mask itself.
@@ -39,6 +40,7 @@ class LayerFamily:
 
     module: str
     layer: str
+    layer_module: str | None = None
     arguments: str = "ModelArgs"
     experts: str
     mask_as_array: bool = False
@@ -53,7 +55,9 @@ class LayerFamily:
         """
         if dense and getattr(args, self.experts, None):
             args = replace(args, **{self.experts: None if self.experts[0] == "n" else 0})
-        made: Callable[[Any, int], Any] = getattr(self._module, self.layer)
+        made: Callable[[Any, int], Any] = getattr(
+            _module(self.layer_module or self.module), self.layer
+        )
         return made(args, _index(args))
 
     def caches(self) -> Sequence[Any]:
@@ -67,15 +71,15 @@ class LayerFamily:
 
     def read(self, config: Mapping[str, Any]) -> Any:
         """Settings from a text config."""
-        return getattr(self._module, self.arguments).from_dict(dict(config))
+        return getattr(_module(self.module), self.arguments).from_dict(dict(config))
 
     def fits(self, args: Any) -> bool:
         """Whether a target's settings are those of this family."""
-        return isinstance(args, getattr(self._module, self.arguments))
+        return isinstance(args, getattr(_module(self.module), self.arguments))
 
-    @property
-    def _module(self) -> Any:
-        return import_module(f"mlx_lm.models.{self.module}")
+
+def _module(name: str) -> Any:
+    return import_module(f"mlx_lm.models.{name}")
 
 
 def _index(args: Any) -> int:
@@ -137,6 +141,7 @@ _NEXTN: Final = {
     "glm_moe_dsa": LayerFamily(
         module="glm_moe_dsa",
         layer="DeepseekV32DecoderLayer",
+        layer_module="deepseek_v32",
         experts="n_routed_experts",
         mask_as_array=True,
         indexed=True,

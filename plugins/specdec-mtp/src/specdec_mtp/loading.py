@@ -51,6 +51,12 @@ OPTIONS: Final = (
 """Names that ``LoadRequest.options`` may hold."""
 
 
+_TABLES: Final = ("embed_tokens.", "shared_head.head.", "head.")
+_MOST: Final = 16  # drafts a round that a release may ask for
+_BITS: Final = (2, 3, 4, 5, 6, 8)
+_GROUPS: Final = (32, 64, 128)
+
+
 def load_head(request: LoadRequest) -> LoadedDraft:
     """Load the head that a request names, or its target carries.
 
@@ -82,7 +88,7 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     folders = (files.path, request.path, request.target.folder)
     ids = read_vocabulary(options.get("draft_vocab"), folders, request.target.vocab_size)
     family = family_of(kind, files.config)
-    stored = read_tensors(files)
+    stored = read_tensors(_without_tables(files))
     evidence = norm_evidence(files, stored)
     shift = _shift(evidence, options)
     tensors = shifted(stored, 1.0) if shift else stored
@@ -98,6 +104,12 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     name = (request.path or files.path).name
     provider = HeadProvider(name, kind, module, args.hidden_size, reading=reading, ids=ids)
     return LoadedDraft(provider, request.num_draft_tokens or _width(kind, files))
+
+
+def _without_tables(files: HeadFiles) -> HeadFiles:
+    """Leave a head's own embedding and vocabulary head aside: they are copies of the target's."""
+    kept = {name: stored for name, stored in files.tensors.items() if not name.startswith(_TABLES)}
+    return evolve(files, tensors=kept)
 
 
 def _folder(request: LoadRequest) -> Path:
@@ -129,7 +141,7 @@ def _reading(kind: HeadKind, options: Mapping[str, Any]) -> Reading:
         given = options.get(name)
         if given is None:
             continue
-        if given not in values:
+        if not isinstance(given, str) or given not in values:
             raise OptionError(f"{name} is {one_line(repr(given))}; give {' or '.join(values)}")
         reading = evolve(reading, **values[given])
     return reading
@@ -141,10 +153,13 @@ def _packing(options: Mapping[str, Any]) -> Packing | None:
         if group is not None:
             raise OptionError(f"group_size is {group!r} without bits; give bits=4, or neither")
         return None
-    for name, value in (("bits", bits), ("group_size", group)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise OptionError(f"{name} is {value!r}; give a whole number, such as 4 bits of 64")
-    return Packing(bits, 64 if group is None else group)
+    size = 64 if group is None else group
+    for name, value, known in (("bits", bits, _BITS), ("group_size", size, _GROUPS)):
+        if not isinstance(value, int) or isinstance(value, bool) or value not in known:
+            raise OptionError(
+                f"{name} is {one_line(repr(value))}; give one of {', '.join(map(str, known))}"
+            )
+    return Packing(bits, size)
 
 
 def _shift(evidence: NormEvidence, options: Mapping[str, Any]) -> bool:
@@ -166,6 +181,6 @@ def _flag(name: str, given: object) -> bool:
 def _width(kind: HeadKind, files: HeadFiles) -> int:
     """Drafts a round: what a split release says, whose block counts the pending token too."""
     block = files.outer.get("block_size")
-    if isinstance(block, int) and not isinstance(block, bool) and block >= 2:
+    if isinstance(block, int) and not isinstance(block, bool) and 2 <= block <= 1 + _MOST:
         return block - 1
     return 2 if kind is HeadKind.MTP else 1

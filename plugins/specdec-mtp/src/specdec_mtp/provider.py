@@ -86,6 +86,7 @@ class HeadGroups:
         self._hidden_size = hidden_size
         self.reading = reading
         self._ids = ids
+        self._settings: dict[mx.Dtype, HeadSettings] = {}
         self._subset: tuple[object, VocabularySubset | None] | None = None
 
     @cached_property
@@ -144,7 +145,7 @@ class HeadGroups:
         choose: Chooser | None,
     ) -> HeadRows:
         port = self._port(target)
-        rows = HeadRows(self._settings, port, target.vocab_size, choose)
+        rows = HeadRows(self._settings_for(port), port, target.vocab_size, choose)
         rows.prepare_append(checkpoints).commit()
         return rows
 
@@ -164,23 +165,25 @@ class HeadGroups:
             self._subset = target.identity, self._port(target).subset(self._ids)
         return self._subset[1]
 
-    @cached_property
-    def _settings(self) -> HeadSettings:
-        return HeadSettings(
-            module=self._module,
-            namespace=self.checkpoint_namespace,
-            layout=self._layout(),
-            context=self.reading.context,
-            chain=self.reading.chain,
-            feeds_raw=self.reading.feeds_raw,
-            reads_prompt=self.reading.reads_prompt,
-        )
+    def _settings_for(self, port: RecurrentMtp) -> HeadSettings:
+        """What rows over this target need to know; their arrays are of the type it computes in."""
+        dtype = port.embed(mx.zeros((1, 1), mx.int32)).dtype
+        if dtype not in self._settings:
+            self._settings[dtype] = HeadSettings(
+                module=self._module,
+                namespace=self.checkpoint_namespace,
+                layout=self._layout(dtype),
+                context=self.reading.context,
+                chain=self.reading.chain,
+                feeds_raw=self.reading.feeds_raw,
+                reads_prompt=self.reading.reads_prompt,
+            )
+        return self._settings[dtype]
 
-    def _layout(self) -> RowLayout:
+    def _layout(self, dtype: mx.Dtype) -> RowLayout:
         """What the head's caches hold, from one call that is built and never evaluated."""
         caches = list(self._module.family.caches())
-        weight = parameters_of(self._module)["norm.weight"]
-        pair = mx.zeros((1, 1, self._hidden_size), weight.dtype)
+        pair = mx.zeros((1, 1, self._hidden_size), dtype)
         self._module(pair, pair, caches)
         arrays = {}
         for number, cache in enumerate(leaves(caches)):

@@ -74,7 +74,9 @@ def _checked(
         except TypeError:
             number = -1
         if not 0 <= number < vocab_size:
-            raise error(f"{name} has {each!r}; this target's ids are 0 to {vocab_size - 1}")
+            raise error(
+                f"{name} has {one_line(repr(each))}; this target's ids are 0 to {vocab_size - 1}"
+            )
         numbers.append(number)
     if not numbers:
         raise error(f"{name} is empty; list some ids, or leave it away for the whole vocabulary")
