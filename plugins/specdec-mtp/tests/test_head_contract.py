@@ -50,14 +50,6 @@ class TestMtpRowsThatKeepTheirOwnSteps(DraftRowContract):
         return tiny_head(seed=1, reading=Reading(context=ContextKind.PRE_NORM, chain=Chain.OWN))
 
 
-class TestMtpRowsOverListedIds(DraftRowContract):
-    def make_provider(self) -> HeadProvider:
-        return tiny_head(ids=(1, 2, 4, 7))
-
-    def make_other_provider(self) -> HeadProvider:
-        return tiny_head(seed=1, ids=(1, 2, 4, 7))
-
-
 class TestNextnRows(DraftRowContract):
     """The head's history begins with the first draft, so it is not that of the text."""
 
@@ -68,14 +60,6 @@ class TestNextnRows(DraftRowContract):
 
     def make_other_provider(self) -> HeadProvider:
         return tiny_head(HeadKind.NEXTN, seed=1, reading=OWN_HISTORY)
-
-
-class TestNextnRowsThatReadThePrompt(DraftRowContract):
-    def make_provider(self) -> HeadProvider:
-        return tiny_head(HeadKind.NEXTN, reading=Reading(feeds_raw=True))
-
-    def make_other_provider(self) -> HeadProvider:
-        return tiny_head(HeadKind.NEXTN, seed=1, reading=Reading(feeds_raw=True))
 
 
 class TestMtpPlugin(PluginContract):
