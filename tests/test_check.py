@@ -147,6 +147,12 @@ def test_a_bundled_model_is_said_to_be_what_it_is(capsys: pytest.CaptureFixture[
     assert found["sound"]
 
 
+def test_a_head_that_a_checkpoint_declares_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "demo-qwen3_5", "--json")
+    assert status == 0
+    assert {"kind": "mtp", "fits": True, "message": ""} in strict(out)["drafters"]
+
+
 def test_the_lines_say_what_the_object_says(capsys: pytest.CaptureFixture[str]) -> None:
     model = build("lfm2")
     status, found, lines = checked(capsys, model)
@@ -160,14 +166,16 @@ def test_the_lines_say_what_the_object_says(capsys: pytest.CaptureFixture[str]) 
     assert lines[3] == f"recurrent: {name}, {how}"
     ports = [f"port {name}: {what or 'missing'}" for name, what in found["ports"].items()]
     assert lines[4:8] == ports
-    assert lines[8] == "drafter ngram: fits"
+    end = 8 + len(found["drafters"])
+    assert "drafter ngram: fits" in lines[8:end]
+    assert "drafter mtp: not tried (give its folder with --drafter)" in lines[8:end]
     ways = [*found["widths"][1:], found["rollback"]]
-    for line, way in zip(lines[9:14], ways, strict=True):
+    for line, way in zip(lines[end : end + 5], ways, strict=True):
         said = f"{way['name']}: largest difference {way['difference']:.3g}, "
         assert line.startswith(said)
         assert line.endswith("no token differs") is (way["flips"] == [])
-    assert len(lines) == 15
-    assert lines[14].startswith("exact: " if found["exact"] else "not exact: ")
+    assert len(lines) == end + 6
+    assert lines[end + 5].startswith("exact: " if found["exact"] else "not exact: ")
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"])

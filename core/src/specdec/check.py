@@ -11,7 +11,7 @@ from attrs import frozen
 
 from specdec.drafters import bind_target, load_drafter
 from specdec.errors import OptionError, SpecdecError, one_line
-from specdec.plugins import default_registry
+from specdec.plugins import DeclaresNativeDraft, default_registry
 from specdec.targets import MlxLmTarget
 
 if TYPE_CHECKING:
@@ -272,9 +272,11 @@ def _drafters(
 ) -> tuple[DrafterFit, ...]:
     if drafter is not None:
         return (_tried(model, tokenizer, drafter),)
+    target = bind_target(model, tokenizer)
+    native = target.native_draft if isinstance(target, DeclaresNativeDraft) else None
     fits = []
     for name, kind in sorted(default_registry().kinds.items()):
-        if kind.artifact:
+        if kind.artifact and name != native:
             fits.append(DrafterFit(name, None, "give its folder with --drafter"))
         else:
             fits.append(_tried(model, tokenizer, name))
