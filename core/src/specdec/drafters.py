@@ -159,8 +159,10 @@ def _load_native(
             + ", ".join(map(str, options))
         )
     assert chosen.create is not None  # the registry has looked
-    width = num_draft_tokens or chosen.default_width or 1
-    return _tried(chosen.name, LoadedDraft(chosen.create(target), width), target)
+    loaded = chosen.create(target)
+    if num_draft_tokens is not None:
+        loaded = LoadedDraft(loaded.provider, num_draft_tokens, loaded.max_draft_tokens)
+    return _tried(chosen.name, loaded, target)
 
 
 def _tried(name: str, loaded: LoadedDraft, target: Target) -> LoadedDrafter:

@@ -44,7 +44,17 @@ def state() -> list[int]:
     return words
 
 
+USUAL = 1 if mx.default_device() == mx.Device(mx.cpu) else 2
+
+
 # Doors.
+
+
+def test_a_gpu_drafts_as_many_as_a_release_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = demo()
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert load_drafter("mtp", model, tokenizer, probe=False).num_draft_tokens == 2
+    assert load_drafter("mtp", model, tokenizer, num_draft_tokens=5).num_draft_tokens == 5
 
 
 def test_a_release_carries_its_own_head_and_native_names_it() -> None:
@@ -54,7 +64,8 @@ def test_a_release_carries_its_own_head_and_native_names_it() -> None:
     assert namespace(native) == namespace(head())
     chosen = default_registry().select(target=bind_target(model, tokenizer))
     assert (chosen.name, chosen.default_width) == ("mtp", 2)
-    assert head().num_draft_tokens == 2
+    assert head().num_draft_tokens == USUAL
+    assert load_drafter("native", model, tokenizer).num_draft_tokens == USUAL
     by_path = load_drafter(demo_folder(), model, probe=False)
     assert (by_path.kind, namespace(by_path)) == ("mtp", namespace(head()))
     found = stream_generate(model, tokenizer, prompts()[2], max_tokens=8, drafter="native")
@@ -67,7 +78,7 @@ def test_a_split_release_a_companion_and_a_sidecar_are_the_same_head(tmp_path: P
     folder = without_head(tmp_path / "target")
     model, tokenizer = mlx_lm.load(str(folder))
     split = load_drafter(split_release(tmp_path / "split"), model, tokenizer)
-    assert (split.kind, split.num_draft_tokens) == ("mtp", 2)
+    assert (split.kind, split.num_draft_tokens) == ("mtp", USUAL)
     sidecar = folder / "mtp.safetensors"
     mx.save_safetensors(str(sidecar), prefixed(demo_head(), "mtp."), metadata={"format": "pt"})
     beside = load_drafter("mtp", model, tokenizer)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from specdec.plugins import Artifact, DraftKind, LoadedDraft, LoadRequest, hookimpl
 
 if TYPE_CHECKING:
-    from specdec.contract import DraftProvider, TargetView
+    from specdec.contract import TargetView
 
 __all__ = ["MTP", "NEXTN", "create", "detects", "load", "specdec_api", "specdec_draft_kinds"]
 
@@ -38,8 +38,8 @@ def load(request: LoadRequest) -> LoadedDraft:
     return load_head(request)
 
 
-def create(kind: str, target: TargetView) -> DraftProvider:
-    """The provider of the head that a target declares as its own.
+def create(kind: str, target: TargetView) -> LoadedDraft:
+    """The head that a target declares as its own.
 
     Args:
         kind: ``"mtp"`` or ``"nextn"``.
@@ -48,7 +48,7 @@ def create(kind: str, target: TargetView) -> DraftProvider:
     Raises:
         ArtifactError: its folder is not known, or holds no head.
     """
-    return load(LoadRequest(kind=kind, target=target)).provider
+    return load(LoadRequest(kind=kind, target=target))
 
 
 def detects(kind: str, artifact: Artifact) -> bool:
