@@ -341,6 +341,28 @@ def test_a_path_object_is_never_taken_for_a_kind(
         load_drafter(Path("scripted"), tiny_model("qwen3"))
 
 
+def test_a_name_of_the_hub_is_fetched_once_nothing_of_that_name_is_here(
+    kinds: Kinds, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "config.json").write_text(json.dumps({"scripted": True}))
+    monkeypatch.chdir(tmp_path)
+    with mock.patch("huggingface_hub.snapshot_download", return_value=str(folder)) as fetched:
+        load_drafter("somebody/scripted-head", tiny_model("qwen3"))
+        assert fetched.call_args.args == ("somebody/scripted-head",)
+        assert kinds.requests[-1].path == folder
+        for name in ("../scripted", "./a/b", "a/b/c", "scripted/"):
+            with pytest.raises(SpecdecError):
+                load_drafter(name, tiny_model("qwen3"))
+        assert fetched.call_count == 1
+    told = OSError("nobody\nis there")
+    with (
+        mock.patch("huggingface_hub.snapshot_download", side_effect=told),
+        pytest.raises(ArtifactError, match="cannot be had from the hub") as caught,
+    ):
+        load_drafter("somebody/scripted-head", tiny_model("qwen3"))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_folder_that_nobody_or_more_than_one_knows_is_refused(kinds: Kinds, folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     with pytest.raises(UnrecognizedArtifactError):

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from specdec.contract import Greedy, PrefillMode, validate_provider
 from specdec.errors import AdapterError, ArtifactError, OptionError
+from specdec.models import download, is_hub_id
 from specdec.plugins import Artifact, LoadedDraft, LoadRequest, default_registry
 from specdec.plugins.models import find_model
 from specdec.targets import MlxLmTarget
@@ -113,7 +114,7 @@ def load_drafter(
     Args:
         drafter: a kind whose drafters have no files (``"ngram"``) or come along in the model's own
             folder (``"mtp"``), ``"native"`` for the head that the model's checkpoint declares, a
-            drafter's folder, or the name of a bundled one.
+            drafter's folder, the name of a bundled one, or a hub id (``"org/name"``).
         model: what ``mlx_lm.load`` returned first.
         tokenizer: what it returned second.
         kind: the kind to load a folder as; detected where it is not given.
@@ -244,7 +245,11 @@ def _artifact(drafter: str | os.PathLike[str], kinds: Collection[str]) -> Path |
         return bundled
     if isinstance(drafter, str) and os.sep not in name and not name.startswith("."):
         return None
-    raise ArtifactError(f"drafter {name} does not exist; give a drafter's folder or a kind")
+    if isinstance(drafter, str) and is_hub_id(name):
+        return download(name)
+    raise ArtifactError(
+        f"drafter {name} does not exist; give a drafter's folder, a kind or a hub id"
+    )
 
 
 def _open_once(provider: DraftProvider, name: str, target: Target) -> None:

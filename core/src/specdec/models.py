@@ -10,10 +10,38 @@ from typing import Any
 from specdec.errors import ArtifactError, ModelNotFoundError, one_line
 from specdec.plugins.models import find_model, model_names
 
-__all__ = ["load_model", "locate_adapter", "locate_model"]
+__all__ = ["download", "is_hub_id", "load_model", "locate_adapter", "locate_model"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _ADAPTER_FILES = ("adapter_config.json", "adapters.safetensors")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be one of the hub's, ``org/name``, and is no path."""
+    return _HUB_ID.fullmatch(name) is not None and not name.startswith(".")
+
+
+def download(name: str) -> Path:
+    """A drafter from the hub, as far as drafters have files: configs, tokenizers and weights.
+
+    Args:
+        name: a hub id.
+
+    Returns:
+        The folder it was put in, by whoever asked first.
+
+    Raises:
+        ArtifactError: it cannot be had; one line.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:
+        raise ArtifactError(
+            f"drafter {name} is no folder and cannot be had from the hub ({one_line(error)})"
+        ) from error
 
 
 def locate_model(name: str) -> str:
@@ -33,7 +61,7 @@ def locate_model(name: str) -> str:
     if not path.exists():
         bundled = find_model(name)
         if bundled is None:
-            if _HUB_ID.fullmatch(name) and not name.startswith("."):
+            if is_hub_id(name):
                 return name
             known = ", ".join(model_names()) or "none; pip install specdec-demo brings some"
             raise ModelNotFoundError(
