@@ -1,12 +1,13 @@
 """Mutants of drafters: small mistakes that a drafter's author makes, and the checks that find them.
 
-``killed_by`` is the name of a check of the conformance kit.
+``killed_by`` is the name of a check of the conformance kit, or the node id of a test.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mutants.drafter_mtp import MTP, MTP_MUTANTS
 from mutants.drafter_ngram import NGRAM, NGRAM_MUTANTS
 from mutants.drafter_recurrent import RECURRENT, RECURRENT_MUTANTS
 from mutants.drafter_tapped import TAPPED, TAPPED_MUTANTS
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
     from mutants.edits import Mutant
 
-__all__ = ["DRAFTER_MUTANTS", "NGRAM", "RECURRENT", "TAPPED"]
+__all__ = ["DRAFTER_MUTANTS", "MTP", "NGRAM", "RECURRENT", "TAPPED"]
 
-DRAFTER_MUTANTS: Sequence[Mutant] = (*NGRAM_MUTANTS, *TAPPED_MUTANTS, *RECURRENT_MUTANTS)
+DRAFTER_MUTANTS: Sequence[Mutant] = (
+    *NGRAM_MUTANTS,
+    *TAPPED_MUTANTS,
+    *RECURRENT_MUTANTS,
+    *MTP_MUTANTS,
+)

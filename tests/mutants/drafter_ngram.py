@@ -11,7 +11,6 @@ ROWS = f"{NGRAM}/rows.py"
 HISTORY = f"{NGRAM}/history.py"
 ATTACHMENT = f"{NGRAM}/attachment.py"
 PROVIDER = f"{NGRAM}/provider.py"
-CHECKS = f"{NGRAM}/checks.py"
 
 NGRAM_MUTANTS = (
     # What a provider says of itself.
@@ -224,17 +223,21 @@ NGRAM_MUTANTS = (
     ),
     Mutant(
         name="ngram-negative-rows-count-from-the-end",
-        file=CHECKS,
-        old="    if not 0 <= number < row_count:\n",
-        new="    if number >= row_count:\n",
+        file=ROWS,
+        old='        kept = checks.kept_rows("filter_rows", keep, self.row_count)\n',
+        new="        kept = checks.kept_rows(\n"
+        '            "filter_rows", [n + self.row_count * (n < 0) for n in keep], self.row_count\n'
+        "        )\n",
         killed_by="filter_refuses_wrong_rows",
         why="A negative row number names a row, as in a Python list.",
     ),
     Mutant(
         name="ngram-a-row-twice-is-kept-twice",
-        file=CHECKS,
-        old="    if len(set(rows)) < len(rows):\n",
-        new="    if len(rows) > row_count:\n",
+        file=ROWS,
+        old='        kept = checks.kept_rows("filter_rows", keep, self.row_count)\n',
+        new="        kept = [\n"
+        '            checks.row_number("filter_rows", row, self.row_count) for row in keep\n'
+        "        ]\n",
         killed_by="filter_refuses_wrong_rows",
         why="One row stands in two places and reads everything twice.",
     ),

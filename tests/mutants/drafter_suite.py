@@ -1,5 +1,8 @@
 """Mutants of drafters: each is loaded beside the original, and held to the conformance kit.
 
+Mistakes that no check of the kit can see name a test, and are run on a copy as those of the core
+are.
+
 As a program it shows, for each mutant, which checks find it: ``python
 tests/mutants/drafter_suite.py [-k NAME] [--all]``. The named check is meant to be the one whose
 name says what is wrong; others may fail before it.
@@ -9,8 +12,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import shutil
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest's pyth
 
 from attrs import evolve, frozen
 from hypothesis.errors import Flaky, HypothesisException
-from mutants.drafter_mutants import DRAFTER_MUTANTS, NGRAM, RECURRENT, TAPPED
+from mutants.drafter_mutants import DRAFTER_MUTANTS, MTP, NGRAM, RECURRENT, TAPPED
 from mutants.edits import edited
 from mutants.suites import Result
 
@@ -31,12 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mutants.edits import Mutant
+    from mutants.suites import Verdict
 
     from specdec.contract import DraftProvider
 
-__all__ = ["SUBJECTS", "DrafterSuite", "Subject", "failing", "loaded", "subject_of"]
+__all__ = ["SUBJECTS", "DrafterSuite", "Subject", "by_kit", "failing", "loaded", "subject_of"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_TIMEOUT = 120.0
 
 
 @frozen
@@ -70,7 +79,7 @@ SUBJECTS = (
         name="ngram",
         folder=NGRAM,
         package="specdec_ngram",
-        files=("attachment.py", "checks.py", "history.py", "provider.py", "rows.py"),
+        files=("attachment.py", "history.py", "provider.py", "rows.py"),
         provider="provider",
         make=lambda made, other: made.NgramProvider(max_ngram=3, min_ngram=1 if other else 2),
         contract={"vocab_size": 3},
@@ -93,7 +102,21 @@ SUBJECTS = (
         make=lambda made, other: made.RecurrentProvider.tiny(seed=int(other)),
         contract={"state_is_history": False},
     ),
+    Subject(
+        name="mtp",
+        folder=MTP,
+        package="specdec_mtp",
+        files=tuple(sorted(file.name for file in (REPOSITORY / MTP).glob("[a-z]*.py"))),
+        provider="tiny",
+        make=lambda made, other: made.tiny_head(seed=int(other)),
+        contract={},
+    ),
 )
+
+
+def by_kit(mutant: Mutant) -> bool:
+    """Whether a check of the kit is to find it, and not a test of its own."""
+    return "::" not in mutant.killed_by
 
 
 def subject_of(mutant: Mutant) -> Subject:
@@ -185,7 +208,7 @@ def failing(mutant: Mutant) -> Iterator[str]:
 
 @frozen
 class DrafterSuite:
-    """Edits of the n-gram plugin and of the reference drafters.
+    """Edits of plugins and of the reference drafters.
 
     Attributes:
         mutants: all of them.
@@ -195,18 +218,22 @@ class DrafterSuite:
     name: str = "drafters"
 
     def run(self, mutants: Sequence[Mutant], jobs: int) -> Iterable[Result]:
-        """Each subject as it is first, and then each mutant; one after the other."""
-        sick = {subject.name: self.unmutated(subject, mutants) for subject in SUBJECTS}
-        for mutant in mutants:
-            wrong = sick[subject_of(mutant).name]
-            if wrong:
-                yield Result(mutant, "broken", 0.0, f"without a mistake: {wrong}")
-            else:
-                yield self.one(mutant)
+        """Each subject as it is first, and then each mutant; those of the kit one by one."""
+        named = [mutant for mutant in mutants if not by_kit(mutant)]
+        with ThreadPoolExecutor(jobs) as pool:
+            tests = pool.submit(_tests_unmutated, named)
+            running = {mutant.name: pool.submit(_by_test, mutant) for mutant in named}
+            sick = {subject.name: self.unmutated(subject, mutants) for subject in SUBJECTS}
+            for mutant in mutants:
+                wrong = sick[subject_of(mutant).name] if by_kit(mutant) else tests.result()
+                if wrong:
+                    yield Result(mutant, "broken", 0.0, f"without a mistake: {wrong}")
+                else:
+                    yield self.one(mutant) if by_kit(mutant) else running[mutant.name].result()
 
     def unmutated(self, subject: Subject, mutants: Sequence[Mutant]) -> str:
         """What the named checks say of a drafter as it is, if they do not pass."""
-        named = {mutant.killed_by: None for mutant in mutants if subject.has(mutant.file)}
+        named = {m.killed_by: None for m in mutants if by_kit(m) and subject.has(m.file)}
         if not named:
             return ""
         with loaded(subject) as contract:
@@ -226,6 +253,58 @@ class DrafterSuite:
         return evolve(result, seconds=time.perf_counter() - started)
 
 
+def _tests_unmutated(mutants: Sequence[Mutant]) -> str:
+    """What the named tests say of each drafter as it is, if they do not pass."""
+    wrong = []
+    for subject in SUBJECTS:
+        tests = dict.fromkeys(m.killed_by for m in mutants if subject.has(m.file))
+        if tests:
+            run = _pytest(subject, None, list(tests), None)
+            wrong += [] if run.returncode == 0 else [run.stdout[-2000:]]
+    return "; ".join(wrong)
+
+
+def _by_test(mutant: Mutant) -> Result:
+    """Run the test that a mutant names, in a process of its own."""
+    started = time.perf_counter()
+    verdict: Verdict = "timeout"
+    detail = ""
+    try:
+        run = _pytest(subject_of(mutant), mutant, [mutant.killed_by], _TIMEOUT)
+    except subprocess.TimeoutExpired:
+        pass
+    else:
+        verdict = "broken" if run.returncode > 1 else "killed" if run.returncode else "survived"
+        detail = f"exit status {run.returncode}: {run.stdout[-2000:]}"
+    return Result(mutant, verdict, time.perf_counter() - started, detail)
+
+
+def _pytest(
+    subject: Subject, mutant: Mutant | None, tests: Sequence[str], timeout: float | None
+) -> subprocess.CompletedProcess[str]:
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    with TemporaryDirectory(prefix="specdec-mutant-") as folder:
+        # The core is copied too: mutants.guard sees by it that nothing installed is tested.
+        package = Path(folder) / subject.package
+        shutil.copytree(REPOSITORY / "core/src", folder, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(REPOSITORY / subject.folder, package, ignore=ignored)
+        if mutant is not None:
+            inside = Path(mutant.file).relative_to(subject.folder)
+            (package / inside).write_text(edited(mutant, REPOSITORY), encoding="utf-8")
+        path = os.pathsep.join([folder, str(REPOSITORY / "tests")])
+        options = ["-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-p", "mutants.guard"]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": path, "SPECDEC_MUTANT": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show which checks find each mutant."""
     parser = argparse.ArgumentParser(description="Which checks of the kit find each mutant.")
@@ -235,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("mutant | named check | " + ("all that fail" if given.all else "first that fails"))
     missed = 0
     for mutant in DRAFTER_MUTANTS:
-        if given.name not in mutant.name:
+        if given.name not in mutant.name or not by_kit(mutant):
             continue
         found = failing(mutant)
         shown = list(found) if given.all else [next(found, "none")]
