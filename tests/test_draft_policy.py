@@ -408,6 +408,12 @@ bare_options = st.builds(
 )
 
 
+def listed_of(rows: RowSamplers, ids: tuple[int, ...]) -> Listed | None:
+    """What a drafter over these ids is shown, as the executor shows it."""
+    selection = MemberSampling(rows, ids).selection
+    return selection if isinstance(selection, Listed) else None
+
+
 @given(st.data())
 def test_a_draw_over_listed_ids_is_the_whole_draw_wherever_that_is_among_them(
     data: st.DataObject,
@@ -417,7 +423,7 @@ def test_a_draw_over_listed_ids_is_the_whole_draw_wherever_that_is_among_them(
     steps = [data.draw(st.integers(0, 2**31)) for _ in options]
     parts = [scores(data.draw(st.integers(0, 99))) for _ in options]
     rows = samplers(*options)
-    listed = rows.listed(ids)
+    listed = listed_of(rows, ids)
     assert listed is not None
     assert listed.ids == ids
     whole = listing(rows.sample(stacked(parts), steps))
@@ -440,7 +446,7 @@ def test_a_draw_over_listed_ids_is_the_whole_draw_wherever_that_is_among_them(
 
 def test_listed_draws_take_logits_of_any_size_and_16_bits() -> None:
     rows = samplers(SamplingOptions(), SamplingOptions(temp=1.0, seed=2))
-    listed = rows.listed(LISTED)
+    listed = listed_of(rows, LISTED)
     assert listed is not None
     logits = stacked([scores(1)[list(LISTED)], scores(2)[list(LISTED)]])
     for shift in (0.0, 8.0):
@@ -462,14 +468,14 @@ def test_listed_draws_take_logits_of_any_size_and_16_bits() -> None:
 def test_nothing_is_listed_while_a_row_drafts_with_filters(filters: dict[str, Any]) -> None:
     bare = SamplingOptions(temp=1.0, seed=1)
     filtered = SamplingOptions(temp=1.0, seed=2, **filters)
-    assert samplers(bare).listed(LISTED) is not None
-    assert samplers(bare, filtered).listed(LISTED) is None
-    assert samplers(bare, evolve(filtered, draft_filters=False)).listed(LISTED) is not None
-    assert samplers(bare, evolve(filtered, draft_temp=0)).listed(LISTED) is not None
-    assert samplers(bare, evolve(filtered, temp=0)).listed(LISTED) is not None
+    assert listed_of(samplers(bare), LISTED) is not None
+    assert listed_of(samplers(bare, filtered), LISTED) is None
+    assert listed_of(samplers(bare, evolve(filtered, draft_filters=False)), LISTED) is not None
+    assert listed_of(samplers(bare, evolve(filtered, draft_temp=0)), LISTED) is not None
+    assert listed_of(samplers(bare, evolve(filtered, temp=0)), LISTED) is not None
     # Who joins a group where it was bound is drawn without its filters.
     rows = samplers(bare)
-    listed = rows.listed(LISTED)
+    listed = listed_of(rows, LISTED)
     assert listed is not None
     rows.prepare_append([(filtered, 2)]).commit()
     cut = [scores(each)[list(LISTED)] for each in (1, 2)]
@@ -489,7 +495,7 @@ def test_members_draw_over_listed_ids_as_their_rows_do() -> None:
         SamplingOptions(temp=0.5, seed=2),
         SamplingOptions(temp=1.0, seed=3, draft_temp=2.0),
     )
-    of_rows, steps = rows.listed(LISTED), [5, 0, 9, 7]
+    of_rows, steps = listed_of(rows, LISTED), [5, 0, 9, 7]
     assert of_rows is not None
     cut = stacked([scores(each)[list(LISTED)] for each in range(4)])
     every = listing(of_rows.sample(cut, steps))

@@ -479,15 +479,15 @@ MTP_MUTANTS = (
     Mutant(
         name="mtp-namespace-lacks-the-reading",
         file=f"{MTP}/provider.py",
-        old="{weights_identity(self._module)}:{self.reading}",
-        new="{weights_identity(self._module)}",
+        old="{weights_identity(self._head)}:{self.reading}",
+        new="{weights_identity(self._head)}",
         killed_by=f"{MTP_KIT}::test_namespace_tells_artifacts_apart",
         why="Rows stored under one reading are restored under another.",
     ),
     Mutant(
         name="mtp-namespace-lacks-the-weights",
         file=f"{MTP}/provider.py",
-        old="{weights_identity(self._module)}:{self.reading}",
+        old="{weights_identity(self._head)}:{self.reading}",
         new="{self.reading}",
         killed_by=f"{MTP_KIT}::test_namespace_tells_artifacts_apart",
         why="Rows stored by one head are restored by another.",

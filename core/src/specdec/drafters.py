@@ -11,17 +11,17 @@ import mlx.core as mx
 from specdec.contract import Greedy, PrefillMode, validate_provider
 from specdec.errors import AdapterError, ArtifactError, OptionError
 from specdec.models import download, is_hub_id
-from specdec.plugins import Artifact, LoadedDraft, LoadRequest, default_registry
+from specdec.plugins import Artifact, DeclaresNativeDraft, LoadRequest, default_registry
 from specdec.plugins.models import find_model
 from specdec.targets import MlxLmTarget
 from specdec.verify.lane import DraftLane
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from types import TracebackType
 
     from specdec.contract import DraftProvider, Selection
-    from specdec.plugins import DraftKind
+    from specdec.plugins import DraftKind, LoadedDraft
     from specdec.targets import Target
 
 __all__ = [
@@ -136,34 +136,36 @@ def load_drafter(
         raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
     chosen, path = check_drafter(drafter, kind)
     target = bind_target(model, tokenizer)
-    if chosen is None:
-        return _load_native(target, num_draft_tokens, options)
+    make = _native(target, tokenizer) if chosen is None else chosen
     request = LoadRequest(
-        kind=chosen.name,
+        kind=make.name,
         path=path,
         target=target,
         tokenizer=tokenizer,
         num_draft_tokens=num_draft_tokens,
         options=options,
     )
-    return _tried(chosen.name, chosen.load(request), target)
+    create = make.create if chosen is None else make.load
+    assert create is not None  # the registry has looked
+    return _tried(make.name, create(request), target)
 
 
-def _load_native(
-    target: Target, num_draft_tokens: int | None, options: Mapping[str, Any]
-) -> LoadedDrafter:
-    """The head that the target declares as its own."""
-    chosen = default_registry().select(target=target)
-    if options:
-        raise OptionError(
-            f"the drafter native takes no options; name its kind, {chosen.name}, to give "
-            + ", ".join(map(str, options))
+def _native(target: Target, tokenizer: Any) -> DraftKind:
+    """The kind of the head that the target declares as its own.
+
+    Raises:
+        ArtifactError: nobody can tell, since the model's folder is not known.
+        PluginError: it declares none, or no installed plugin has the kind.
+    """
+    declares = target.native_draft if isinstance(target, DeclaresNativeDraft) else None
+    if declares is None and target.folder is None:
+        name = getattr(tokenizer, "name_or_path", None)
+        known = "no tokenizer was given" if tokenizer is None else f"the tokenizer is of {name!r}"
+        raise ArtifactError(
+            f"drafter native: where the model was loaded from is not known ({known}); give the "
+            "tokenizer of the model's own folder, or a drafter's folder"
         )
-    assert chosen.create is not None  # the registry has looked
-    loaded = chosen.create(target)
-    if num_draft_tokens is not None:
-        loaded = LoadedDraft(loaded.provider, num_draft_tokens, loaded.max_draft_tokens)
-    return _tried(chosen.name, loaded, target)
+    return default_registry().select(target=target)
 
 
 def _tried(name: str, loaded: LoadedDraft, target: Target) -> LoadedDrafter:

@@ -94,10 +94,10 @@ def test_an_option_that_makes_no_sense_is_named(options: dict[str, Any], message
 def test_without_a_known_folder_the_way_out_is_said() -> None:
     model, _ = demo()
     said = refused(ArtifactError, lambda: load_drafter("mtp", model))
-    assert said.startswith("drafter mtp needs a folder: the model's own is not known")
-    assert said.endswith("give the folder's path")
-    said = refused(UnrecognizedArtifactError, lambda: load_drafter("native", model))
-    assert "declares no head of its own" in said
+    assert said.startswith("drafter mtp: where the model was loaded from is not known")
+    assert said.endswith("or the head's folder")
+    said = refused(ArtifactError, lambda: load_drafter("native", model))
+    assert said.endswith("or a drafter's folder")
     load_drafter(demo_folder(), model, probe=False).close()
 
 

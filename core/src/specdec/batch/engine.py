@@ -57,8 +57,7 @@ class Engine:
                 stream=stream,
             )
 
-        weights = 0 if provider is None else provider.weight_bytes
-        memory = MemoryPlan(target, settings.memory_limit, weights, settings.cache_options)
+        memory = MemoryPlan(target, settings.memory_limit, provider, settings.cache_options)
         self._stream = stream
         self._next_uid = 0
         self._reader = Reader(target, step_size, stream)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from specdec.contract import DeclaresRowBytes
 from specdec.errors import OptionError
 from specdec.state import CacheOptions
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from specdec.batch.entry import Entry
+    from specdec.contract import DraftProvider
     from specdec.targets import Target
 
 __all__ = ["MemoryPlan"]
@@ -30,18 +32,26 @@ class MemoryPlan:
     Attributes:
         target: tells the bytes of a row.
         limit: bytes that rows and drafter may take; ``None`` for no limit.
-        weight_bytes: what the drafter's own weights take.
+        drafter: its weights count, and its rows where it declares them.
         options: how rows are cached.
     """
 
     target: Target
     limit: int | None
-    weight_bytes: int = 0
+    drafter: DraftProvider | None = None
     options: CacheOptions = field(factory=CacheOptions)
 
     def row_bytes(self, positions: int) -> int:
-        """Bytes of a row at so many positions at most."""
-        return self.target.row_bytes(positions, self.options)
+        """Bytes of a row of target and drafter at so many positions at most."""
+        drafts = 0
+        if self.drafter is not None and isinstance(self.drafter.grouped, DeclaresRowBytes):
+            drafts = self.drafter.grouped.row_bytes(self.target, positions)
+        return self.target.row_bytes(positions, self.options) + drafts
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the drafter's own weights take."""
+        return 0 if self.drafter is None else self.drafter.weight_bytes
 
     def rows_need(self, entries: Iterable[Entry]) -> int:
         """Bytes that the rows of these requests need at their longest."""

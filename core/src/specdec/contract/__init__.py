@@ -8,6 +8,7 @@ from specdec.contract.changes import PendingChange, Swap, append, check_keep, co
 from specdec.contract.checkpoint import Attachment, RowCheckpoint
 from specdec.contract.constraint import TokenConstraint
 from specdec.contract.provider import (
+    DeclaresRowBytes,
     DeclaresTaps,
     DeclaresVocabulary,
     DraftProvider,
@@ -50,6 +51,7 @@ __all__ = [
     "AssistantRows",
     "Attachment",
     "ContextKind",
+    "DeclaresRowBytes",
     "DeclaresTaps",
     "DeclaresVocabulary",
     "DeviceProposal",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec.contract.target import TargetView
 
 __all__ = [
+    "DeclaresRowBytes",
     "DeclaresTaps",
     "DeclaresVocabulary",
     "DraftProvider",
@@ -107,6 +108,14 @@ class DeclaresVocabulary(Protocol):
 
     def draft_vocabulary(self, target: TargetView, /) -> tuple[int, ...] | None:
         """Ascending token ids for this target, or ``None``."""
+
+
+@runtime_checkable
+class DeclaresRowBytes(Protocol):
+    """Optional, for a grouped provider whose rows take memory that grows with their texts."""
+
+    def row_bytes(self, target: TargetView, tokens: int, /) -> int:
+        """Bytes that one row takes at most once it has read so many tokens."""
 
 
 _PROVIDER_MEMBERS = ("id", "weight_bytes", "grouped", "close")

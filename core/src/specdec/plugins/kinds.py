@@ -210,7 +210,8 @@ class DraftKind:
         name: lower-case letters, digits and hyphens, such as ``"two-model"``.
         load: makes the drafter; heavy imports belong inside it.
         detect: whether an artifact is of this kind; ``None``: chosen by name only.
-        create: makes the drafter of the head that a target declares as its own.
+        create: makes the drafter of the head that the request's target declares as its own; the
+            request has no path.
         fallback: takes what no other kind recognises; if it has ``detect``, that is asked last.
         bundled_at: sub-folder of a target in which such a drafter may come along.
         artifact: whether the kind has files of its own; by default, if anything above needs them.
@@ -226,7 +227,7 @@ class DraftKind:
     detect: Callable[[Artifact], bool] | None = field(
         default=None, validator=_must(_is_callable_or_none, "a function or None")
     )
-    create: Callable[[TargetView], LoadedDraft] | None = field(
+    create: Callable[[LoadRequest], LoadedDraft] | None = field(
         default=None, validator=_must(_is_callable_or_none, "a function or None")
     )
     fallback: bool = field(default=False, validator=_must(_is_bool, "True or False"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from attrs import frozen
 
-from specdec.contract import Listed, Swap, check_keep
+from specdec.contract import Swap, check_keep
 from specdec.sampling import filters
 from specdec.sampling.noise import Stream, gumbel, seed_words, uniform
 from specdec.sampling.plans import Drafting, Plan
@@ -159,22 +158,6 @@ class RowSamplers:
     def drafting(self) -> Drafting:
         """What the rows have in common as drafters see them."""
         return self._drafting
-
-    def listed(self, ids: Sequence[int]) -> Listed | None:
-        """The drafts of all rows, over part of the vocabulary.
-
-        Args:
-            ids: ascending ids, N of them.
-
-        Returns:
-            Draws of the rows that there are then; those with filters are drawn at their draft
-            temperature without them. ``None`` where a row has filters now.
-        """
-        if not self._drafting.listable:
-            return None
-        array = mx.array(list(ids), mx.uint32)
-        draw, declare = partial(self.sample, ids=array), partial(self.log_distribution, ids=array)
-        return Listed(ids, draw, declare)
 
     def callable_of(self, row: int) -> Callable[[mx.array], mx.array] | None:
         """A row's sampler callable; ``None`` for rows that draw by seed and step."""

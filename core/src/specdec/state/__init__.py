@@ -6,6 +6,7 @@ third party gives its own cache type a row form with :func:`register_row_form`.
 """
 
 from specdec.state.batch import KvQuantization, RowBatch
+from specdec.state.buffers import room_for
 from specdec.state.cache_rows import CacheRows
 from specdec.state.composite import ListRows
 from specdec.state.forms import register_row_form, types_without_row_form
@@ -30,6 +31,7 @@ __all__ = [
     "RowState",
     "Together",
     "register_row_form",
+    "room_for",
     "row_state",
     "types_without_row_form",
 ]

@@ -35,4 +35,4 @@ def declared_head(folder: Path) -> str | None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -123,7 +123,10 @@ def _chosen(probe: Probe, wanted: Wanted) -> How:
     used = better if probe.agreement[better] - probe.agreement[wanted.how] > MARGIN else wanted.how
     says = f"the head agrees with its target at {_percent(probe, wanted.how)} with {wanted.how}, "
     says += f"and at {_percent(probe, probe.best)} with {probe.best}; "
-    says += "the latter is used" if used == probe.best else f"used are {used}, as asked"
+    if used == wanted.how:
+        says += "the former is used, as asked"
+    else:
+        says += "the latter is used" if used == probe.best else f"{used} is used, as far as asked"
     warnings.warn(says, SpecdecDrafterWarning, stacklevel=2)
     return used
 

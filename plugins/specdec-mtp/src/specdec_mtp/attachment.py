@@ -53,7 +53,6 @@ class RowLayout:
         arrays: per leaf cache the shape and type of keys and values at one position
             ``[1, heads, 1, D]``.
         hidden_size: H.
-        hidden_type: type of the hidden states.
         reads_all: whether the head reads every position of the text.
     """
 

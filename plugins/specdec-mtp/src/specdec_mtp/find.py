@@ -87,6 +87,12 @@ def find_head(folder: Path, kind: HeadKind) -> HeadFiles:
         )
     if found is not None:
         return found
+    other = HeadKind.NEXTN if kind is HeadKind.MTP else HeadKind.MTP
+    if has_head(folder, other):
+        raise ArtifactError(
+            f"{folder} holds a head of the kind {other.value}, not {kind.value}; give "
+            f"kind={other.value!r}"
+        )
     if declared:
         raise ArtifactError(
             f"{folder} declares a prediction layer in config.json, but no tensors of a "
@@ -121,7 +127,8 @@ def declared_layers(config: Mapping[str, Any]) -> int:
     levels = [config, *(config[key] for key in _NESTED if isinstance(config.get(key), Mapping))]
     keys = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
     counts = [level.get(key) for level in levels for key in keys]
-    return max((count for count in counts if isinstance(count, int) and count > 0), default=0)
+    whole = [count for count in counts if isinstance(count, int) and not isinstance(count, bool)]
+    return max((count for count in whole if count > 0), default=0)
 
 
 @frozen

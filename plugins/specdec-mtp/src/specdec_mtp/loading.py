@@ -16,6 +16,7 @@ from specdec_mtp.find import HeadKind, find_head
 from specdec_mtp.layers import family_of, layer_args
 from specdec_mtp.live import Chain
 from specdec_mtp.norms import norm_evidence, shifted
+from specdec_mtp.plugin import GPU_WIDTHS
 from specdec_mtp.probe import How
 from specdec_mtp.provider import HeadProvider, Reading
 from specdec_mtp.tensors import read_tensors
@@ -88,6 +89,11 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     files = find_head(_folder(request), kind)
     folders = (files.path, request.path, request.target.folder)
     ids = read_vocabulary(options.get("draft_vocab"), folders, request.target.vocab_size)
+    if ids is not None and port.subset(ids) is None:
+        raise OptionError(
+            f"draft_vocab lists {len(ids)} ids, but this target's vocabulary head cannot be cut to "
+            "them; give draft_vocab=false"
+        )
     family = family_of(kind, files.config)
     stored = read_tensors(_without_tables(files))
     evidence = norm_evidence(files, stored)
@@ -117,8 +123,8 @@ def _folder(request: LoadRequest) -> Path:
     folder = request.path or request.target.folder
     if folder is None:
         raise ArtifactError(
-            f"drafter {request.kind} needs a folder: the model's own is not known, as it is where "
-            "load_drafter is given the tokenizer that was loaded with it; give the folder's path"
+            f"drafter {request.kind}: where the model was loaded from is not known, or is there no "
+            "more; give the tokenizer that was loaded with it, or the head's folder"
         )
     return folder
 
@@ -190,4 +196,4 @@ def _width(kind: HeadKind, files: HeadFiles) -> int:
     block = files.outer.get("block_size")
     if isinstance(block, int) and not isinstance(block, bool) and 2 <= block <= 1 + _MOST:
         return block - 1
-    return 2 if kind is HeadKind.MTP else 1
+    return GPU_WIDTHS[kind]

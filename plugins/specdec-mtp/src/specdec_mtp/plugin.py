@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from specdec.plugins import Artifact, DraftKind, LoadedDraft, LoadRequest, hookimpl
 
-if TYPE_CHECKING:
-    from specdec.contract import TargetView
-
-__all__ = ["MTP", "NEXTN", "create", "detects", "load", "specdec_api", "specdec_draft_kinds"]
+__all__ = ["GPU_WIDTHS", "MTP", "NEXTN", "detects", "load", "specdec_api", "specdec_draft_kinds"]
 
 specdec_api: Final = 1
 
@@ -19,7 +16,8 @@ MTP: Final = "mtp"
 NEXTN: Final = "nextn"
 """The layer behind the target's last: GLM and DeepSeek."""
 
-_WIDTH: Final = {MTP: 2, NEXTN: 1}
+GPU_WIDTHS: Final = {MTP: 2, NEXTN: 1}
+"""Drafts a round on a GPU, where neither the user nor the release names a number."""
 
 
 def load(request: LoadRequest) -> LoadedDraft:
@@ -38,19 +36,6 @@ def load(request: LoadRequest) -> LoadedDraft:
     return load_head(request)
 
 
-def create(kind: str, target: TargetView) -> LoadedDraft:
-    """The head that a target declares as its own.
-
-    Args:
-        kind: ``"mtp"`` or ``"nextn"``.
-        target: knows the folder that it was loaded from.
-
-    Raises:
-        ArtifactError: its folder is not known, or holds no head.
-    """
-    return load(LoadRequest(kind=kind, target=target))
-
-
 def detects(kind: str, artifact: Artifact) -> bool:
     """Whether a folder holds a head of this kind; looks at names of tensors, never at weights."""
     from specdec_mtp.find import HeadKind, has_head
@@ -66,17 +51,17 @@ def specdec_draft_kinds() -> list[DraftKind]:
             name=MTP,
             load=load,
             detect=lambda artifact: detects(MTP, artifact),
-            create=lambda target: create(MTP, target),
+            create=load,
             bundled_at="mtp",
-            default_width=_WIDTH[MTP],
+            default_width=GPU_WIDTHS[MTP],
             summary="multi-token-prediction head of Qwen3.5, 3.6, 3.8 and Next",
         ),
         DraftKind(
             name=NEXTN,
             load=load,
             detect=lambda artifact: detects(NEXTN, artifact),
-            create=lambda target: create(NEXTN, target),
-            default_width=_WIDTH[NEXTN],
+            create=load,
+            default_width=GPU_WIDTHS[NEXTN],
             summary="next-token layer of GLM and DeepSeek",
         ),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
@@ -10,7 +11,8 @@ from attrs import frozen
 
 from specdec.checkpoints import weights_identity
 from specdec.contract import ContextKind, require_port
-from specdec.errors import TargetLacksError
+from specdec.errors import ClosedError, TargetLacksError
+from specdec.state import room_for
 from specdec_mtp.attachment import RowLayout, leaves
 from specdec_mtp.build import parameters_of
 from specdec_mtp.find import HeadKind
@@ -82,7 +84,7 @@ class HeadGroups:
         ids: tuple[int, ...] | None,
     ) -> None:
         self._kind = kind
-        self._module = module
+        self._module: HeadModule | None = module
         self._hidden_size = hidden_size
         self.reading = reading
         self._ids = ids
@@ -92,13 +94,30 @@ class HeadGroups:
     @cached_property
     def checkpoint_namespace(self) -> str:
         """The layout's name, the head's weights, and how they are read."""
-        return f"{SCHEMAS[self._kind]}:{weights_identity(self._module)}:{self.reading}"
+        return f"{SCHEMAS[self._kind]}:{weights_identity(self._head)}:{self.reading}"
+
+    @property
+    def _head(self) -> HeadModule:
+        if self._module is None:
+            raise ClosedError("open")
+        return self._module
+
+    def release(self) -> None:
+        """Let the weights go; groups that are open keep theirs until they are closed."""
+        self._module = self._subset = None
+        self._settings = {}
 
     def draft_vocabulary(self, target: TargetView, /) -> tuple[int, ...] | None:
         """The listed ids, where the target's head can be cut to them."""
         if self._ids is None or self._subset_of(target) is None:
             return None
         return self._ids
+
+    def row_bytes(self, target: TargetView, tokens: int, /) -> int:
+        """Bytes that the keys and values of one row take at so many tokens, by their shapes."""
+        layout = self._settings_for(self._port(target)).layout
+        one = sum(prod(shape) * dtype.size for shape, dtype in layout.arrays.values())
+        return one * room_for(tokens)
 
     def open_prefill(
         self, *, target: TargetView, checkpoints: Sequence[RowCheckpoint | None]
@@ -170,7 +189,7 @@ class HeadGroups:
         dtype = port.embed(mx.zeros((1, 1), mx.int32)).dtype
         if dtype not in self._settings:
             self._settings[dtype] = HeadSettings(
-                module=self._module,
+                module=self._head,
                 namespace=self.checkpoint_namespace,
                 layout=self._layout(dtype),
                 context=self.reading.context,
@@ -182,9 +201,10 @@ class HeadGroups:
 
     def _layout(self, dtype: mx.Dtype) -> RowLayout:
         """What the head's caches hold, from one call that is built and never evaluated."""
-        caches = list(self._module.family.caches())
+        head = self._head
+        caches = list(head.family.caches())
         pair = mx.zeros((1, 1, self._hidden_size), dtype)
-        self._module(pair, pair, caches)
+        head(pair, pair, caches)
         arrays = {}
         for number, cache in enumerate(leaves(caches)):
             for name in ("keys", "values"):
@@ -238,3 +258,4 @@ class HeadProvider:
     def close(self) -> None:
         """Let the weights go."""
         self.module = None
+        self._grouped.release()

@@ -216,13 +216,11 @@ class HeadRows:
         """The head over what is unread, then over its own output: ``depth`` choices of ``[B]``."""
         live = self._live
         scored, fed = live.first(heads, depth)
-        if not depth:
-            live.submit()
-            return []
-        choices = [self._chosen(scored, drawn)]
+        choices = [self._chosen(scored, drawn)] if depth else []
         for at in range(1, depth):
             scored, fed = live.ahead(choices[-1].ids, fed)
             choices.append(self._chosen(scored, [step + at for step in drawn]))
+        live.submit()  # the drafts need not depend on all that was read
         return choices
 
     def _chosen(self, scored: mx.array, steps: list[int]) -> Choice:
