@@ -165,7 +165,8 @@ def test_the_head_that_a_checkpoint_declares_is_found_by_the_targets_folder(
     with specdec.load_drafter("native", own.model, tokenizer(own.folder)) as loaded:
         assert loaded.kind == kind_of(name)
         width = loaded.width(None)
-        assert width == (1 if loaded.kind == "nextn" else 2)
+        on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        assert width == (1 if on_cpu or loaded.kind == "nextn" else 2)
         texts = generated(name, scratch, loaded.provider, width)
     assert texts == [plain(name, prompt, scratch) for prompt in PROMPTS]
     count, _ = compared(own, PROMPTS[0], log.rounds[0], **DEFAULTS[loaded.kind])
