@@ -162,6 +162,15 @@ class LiveRows:
         """Compute what was read while the host goes on: no graph may grow from round to round."""
         mx.async_eval(*self._live.arrays())  # type: ignore[no-untyped-call]  # untyped in MLX
 
+    def with_reading(self, ids: mx.array) -> mx.array:
+        """The ids, to be computed together with all that was read.
+
+        They need not depend on it by themselves, as where a draft vocabulary has one id; and what
+        nobody computes is a graph that grows from round to round.
+        """
+        bound: mx.array = mx.depends(ids, self._live.arrays())
+        return bound
+
     # A round's steps.
 
     def first(

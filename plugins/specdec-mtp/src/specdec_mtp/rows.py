@@ -167,7 +167,7 @@ class HeadRows:
     ) -> list[list[int]] | Proposal:
         """Open a round and propose on the host; see the contract."""
         opened, choices = self._open(pending, depths, steps)
-        ids: Any = _stacked(choices).tolist() if choices else [[]] * self.row_count
+        ids: Any = self._drafted(choices).tolist() if choices else [[]] * self.row_count
         opened.drafts = [row[:depth] for row, depth in zip(ids, opened.depths, strict=True)]
         told = [list(draft) for draft in opened.drafts]
         logq = _declared(choices)
@@ -191,7 +191,7 @@ class HeadRows:
 
         equal = all(depth == width for depth in opened.depths)
         lengths = None if equal else mx.array(opened.depths, mx.int32)
-        return DeviceProposal(_stacked(choices), resolve, lengths, _declared(choices))
+        return DeviceProposal(self._drafted(choices), resolve, lengths, _declared(choices))
 
     def preview(
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
@@ -220,12 +220,18 @@ class HeadRows:
         for at in range(1, depth):
             scored, fed = live.ahead(choices[-1].ids, fed)
             choices.append(self._chosen(scored, [step + at for step in drawn]))
-        live.submit()  # the drafts need not depend on all that was read
+        if not depth:
+            live.submit()
         return choices
 
     def _chosen(self, scored: mx.array, steps: list[int]) -> Choice:
         assert self._choose is not None, "a prefill group drafts nothing"
         return self._choose(scored, steps)
+
+    def _drafted(self, choices: list[Choice]) -> mx.array:
+        """``[B, d]`` int32. Whoever reads them computes what the head has read, too."""
+        ids = mx.stack([choice.ids for choice in choices], axis=1).astype(mx.int32)
+        return self._live.with_reading(ids)
 
     def commit(self, accepted: Sequence[int], context: mx.array | None, /) -> None:
         """End the round; see the contract.
@@ -270,11 +276,6 @@ class HeadRows:
             raise ClosedError(verb)
         if self._round is not None:
             raise RoundOpenError(verb)
-
-
-def _stacked(choices: list[Choice]) -> mx.array:
-    """``[B, d]`` int32."""
-    return mx.stack([choice.ids for choice in choices], axis=1).astype(mx.int32)
 
 
 def _declared(choices: list[Choice]) -> mx.array | None:
