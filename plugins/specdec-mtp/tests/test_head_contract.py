@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import hypothesis
 from attrs import evolve
 
 from specdec.contract import ContextKind
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from specdec_mtp.provider import HeadProvider
 
 OWN_HISTORY = Reading(feeds_raw=True, reads_prompt=False)
+
+
+# The ways of reading share their code: the first class looks closely, the others at what differs.
+FEWER = hypothesis.settings(
+    max_examples=10, stateful_step_count=15, deadline=None, derandomize=True, database=None
+)
 
 
 class TestMtpRows(DraftRowContract):
@@ -42,6 +49,7 @@ class TestMtpRowsThatKeepTheirOwnSteps(DraftRowContract):
     """Entries of accepted tokens stay as they were drafted, so a row's state has a history."""
 
     state_is_history = False
+    settings = FEWER
 
     def make_provider(self) -> HeadProvider:
         return tiny_head(reading=Reading(context=ContextKind.PRE_NORM, chain=Chain.OWN))
@@ -54,6 +62,7 @@ class TestNextnRows(DraftRowContract):
     """The head's history begins with the first draft, so it is not that of the text."""
 
     state_is_history = False
+    settings = FEWER
 
     def make_provider(self) -> HeadProvider:
         return tiny_head(HeadKind.NEXTN, reading=OWN_HISTORY)
