@@ -301,7 +301,7 @@ MTP_MUTANTS = (
     Mutant(
         name="mtp-window-width-is-ignored",
         file=f"{MTP}/live.py",
-        old="        width = live.window_width(needed, max(needed, self._widest))\n",
+        old="        width = live.window_width(needed, max(needed, widest))\n",
         new="        width = needed\n",
         killed_by=f"{GAPS}::test_first_windows_have_the_width_that_the_backend_asks_for",
         why="First windows have as many widths as there are acceptances.",

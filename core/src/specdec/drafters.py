@@ -131,7 +131,9 @@ def load_drafter(
         OptionError: a number or an option that makes no sense.
     """
     if num_draft_tokens is not None and (
-        not isinstance(num_draft_tokens, int) or num_draft_tokens < 1
+        not isinstance(num_draft_tokens, int)
+        or isinstance(num_draft_tokens, bool)
+        or num_draft_tokens < 1
     ):
         raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
     chosen, path = check_drafter(drafter, kind)

@@ -187,9 +187,11 @@ class LiveRows:
             ``[B, 1, H]`` for the vocabulary head, and ``[B, 1, H]`` to go on from.
         """
         live, unread = self._live, self._unread
-        self._widest = max(self._widest, 1 + depth)
+        widest = max(self._widest, 1 + depth)
+        if keep:
+            self._widest = widest
         needed = 1 + unread.longest
-        width = live.window_width(needed, max(needed, self._widest))
+        width = live.window_width(needed, max(needed, widest))
         lengths = [1 + len(tokens) for tokens in unread.tokens]
         ids, hidden = unread.window(pending, width)
         live.begin_round(width)
