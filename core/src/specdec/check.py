@@ -164,7 +164,7 @@ def check_model(
         together=together,
         recurrent=recurrent,
         ports=_ports(target),
-        drafters=_drafters(model, tokenizer, drafter),
+        drafters=_drafters(target, model, tokenizer, drafter),
         widths=tuple(reports),
         rollback=rollback,
     )
@@ -268,11 +268,10 @@ def _ports(target: Target) -> dict[str, str | None]:
 
 
 def _drafters(
-    model: Any, tokenizer: Any, drafter: str | os.PathLike[str] | None
+    target: Target, model: Any, tokenizer: Any, drafter: str | os.PathLike[str] | None
 ) -> tuple[DrafterFit, ...]:
     if drafter is not None:
         return (_tried(model, tokenizer, drafter),)
-    target = bind_target(model, tokenizer)
     native = target.native_draft if isinstance(target, DeclaresNativeDraft) else None
     fits = []
     for name, kind in sorted(default_registry().kinds.items()):

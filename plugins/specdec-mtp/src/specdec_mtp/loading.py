@@ -89,11 +89,6 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     files = find_head(_folder(request), kind)
     folders = (files.path, request.path, request.target.folder)
     ids = read_vocabulary(options.get("draft_vocab"), folders, request.target.vocab_size)
-    if ids is not None and port.subset(ids) is None:
-        raise OptionError(
-            f"draft_vocab lists {len(ids)} ids, but this target's vocabulary head cannot be cut to "
-            "them; give draft_vocab=false"
-        )
     family = family_of(kind, files.config)
     stored = read_tensors(_without_tables(files))
     evidence = norm_evidence(files, stored)
@@ -110,6 +105,11 @@ def load_head(request: LoadRequest) -> LoadedDraft:
         quantize_head(module, packing)
     name = (request.path or files.path).name
     provider = HeadProvider(name, kind, module, args.hidden_size, reading=reading, ids=ids)
+    if ids is not None and provider.grouped.draft_vocabulary(request.target) is None:
+        raise OptionError(
+            f"draft_vocab lists {len(ids)} ids, but this target's vocabulary head cannot be cut to "
+            "them; give draft_vocab=false"
+        )
     return LoadedDraft(provider, request.num_draft_tokens or _width(kind, files))
 
 

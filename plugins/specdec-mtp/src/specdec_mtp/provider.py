@@ -154,8 +154,8 @@ class HeadGroups:
             TargetLacksError: it has no embedding and head to share, or of another size.
             CheckpointError: a checkpoint does not fit.
         """
-        subset = self._subset_of(target) if self._ids is not None else None
-        return self._open(target, checkpoints, Chooser(self._port(target), sampling, subset))
+        choose = Chooser(self._port(target), sampling, self._subset_of(target))
+        return self._open(target, checkpoints, choose)
 
     def _open(
         self,

@@ -29,8 +29,12 @@ __all__ = ["HeadRows"]
 @define(eq=False)
 class _Round:
     depths: list[int]
-    steps: int  # windows of one position behind the first
-    drafts: list[list[int]] | None  # None while they are on the device alone
+    drafts: list[list[int]] | None = None  # None while they are on the device alone
+
+    @property
+    def steps(self) -> int:
+        """Windows of one position that the head went ahead by, behind the first."""
+        return max(max(self.depths, default=0) - 1, 0)
 
 
 class HeadRows:
@@ -209,7 +213,7 @@ class HeadRows:
         heads, asked, drawn = self._asked("draft", pending, depths, steps)
         depth = max(asked, default=0)
         choices = self._chain(heads, depth, drawn) if heads else []
-        self._round = opened = _Round(asked, max(depth - 1, 0), None)
+        self._round = opened = _Round(asked)
         return opened, choices
 
     def _chain(self, heads: list[int], depth: int, drawn: list[int]) -> list[Choice]:
