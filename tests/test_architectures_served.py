@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from adversary import WIDEST, Adversary, planted
-from architectures import build
-from architectures.chosen import PROMPTS, SERVED, STEP, target, text
+from architectures.chosen import PROMPTS, SERVED, STEP, model, target, text
 from architectures.exceptions import PLAIN
 from scripted import Script, ScriptedProvider, Text, drain, request, tiny_tokenizer
 
@@ -40,7 +39,7 @@ def test_a_seeded_text_is_the_same_with_a_drafter(name: str) -> None:
     loaded = LoadedDraft(provider=adversary.provider, num_draft_tokens=WIDEST)
     responses = list(
         stream_generate(
-            build(name),
+            model(name),
             tiny_tokenizer(),
             list(PROMPTS[2]),
             max_tokens=len(plain.output),
@@ -108,7 +107,7 @@ def test_a_mixed_batch_gives_each_request_what_it_gets_alone(name: str) -> None:
     adversary = Adversary([greedy, drawn, short, long], target(name).vocab_size, seed=len(name))
     loaded = LoadedDraft(provider=adversary.provider, num_draft_tokens=WIDEST)
     generator = BatchGenerator(
-        build(name),
+        model(name),
         drafter=LoadedDrafter("adversary", loaded, target(name)),
         max_tokens=20,
         prefill_step_size=STEP,

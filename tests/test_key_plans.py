@@ -39,7 +39,7 @@ def planned() -> Iterator[None]:
     "name", ["afm7", "minimax_m3_vl", "gemma3_text", "gpt_oss", "llama4", "qwen3_5", "deepseek_v32"]
 )
 def test_keys_that_are_read_too_far_change_no_token(name: str) -> None:
-    model: Any = build.__wrapped__(name)  # not tried yet
+    model: Any = build(name)  # not tried yet
     texts = [text_alone(model, prompt, TOKENS) for prompt in PROMPTS]
     drafter = Adversary(texts, 64)
     target = MlxLmTarget(model)
@@ -66,4 +66,4 @@ def test_keys_that_are_read_too_far_change_no_token(name: str) -> None:
 @pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize(("name", "counts"), [("afm7", True), ("gemma2", False)])
 def test_a_model_that_counts_its_keys_is_known(name: str, counts: bool) -> None:
-    assert fit_of(build.__wrapped__(name), 64).exact_keys is counts
+    assert fit_of(build(name), 64).exact_keys is counts

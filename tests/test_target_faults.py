@@ -41,17 +41,12 @@ PROMPT = tuple((7 * place + 3) % 60 for place in range(11))
 # Layers that somebody replaces after the model was bound.
 
 
-def fresh(name: str, seed: int) -> Any:
-    """A model of one's own; what ``build`` gives is shared."""
-    return build.__wrapped__(name, seed)
-
-
 @pytest.mark.parametrize("bind", ["the old binding", "a new binding"])
 @pytest.mark.parametrize("name", ["mamba2", "lfm2"])
 def test_layers_that_were_replaced_after_a_model_was_bound_are_rolled_back(
     name: str, bind: str
 ) -> None:
-    model, other = fresh(name, 0), fresh(name, 1)
+    model, other = build(name, 0), build(name, 1)
     bound = MlxLmTarget(model)
     before = alone(model, PROMPT, 24)
     for place, layer in enumerate(other.layers):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from copy import deepcopy
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -46,9 +45,11 @@ def model_types() -> list[str]:
     return sorted(found)
 
 
-@cache
 def build(name: str, seed: int = 0) -> Any:
-    """A model of this type in float32; every weight is random, so every part of it matters."""
+    """A new model of this type in float32; every weight is random, so every part of it matters.
+
+    New at each call, for tests may quantize it, load other weights or bind it.
+    """
     held = importlib.import_module(f"mlx_lm.models.{name}")
     model = held.Model(held.ModelArgs.from_dict({"model_type": name, **deepcopy(CONFIGS[name])}))
     weights: Any = tree_flatten(model.parameters())

@@ -24,6 +24,7 @@ __all__ = [
     "SERVED",
     "STEP",
     "counting",
+    "model",
     "offsets",
     "target",
     "text",
@@ -68,14 +69,20 @@ PROMPTS = tuple(
 
 
 @cache
+def model(name: str) -> Any:
+    """The one model that a session's tests of this type share; none of them may change it."""
+    return build(name)
+
+
+@cache
 def target(name: str) -> MlxLmTarget:
-    return MlxLmTarget(build(name))
+    return MlxLmTarget(model(name))
 
 
 @cache
 def text(name: str, prompt: tuple[int, ...]) -> Text:
     """What mlx-lm alone writes."""
-    return text_alone(build(name), prompt, COUNT, prefill_step_size=STEP)
+    return text_alone(model(name), prompt, COUNT, prefill_step_size=STEP)
 
 
 def offsets(caches: Sequence[Any]) -> list[int]:
@@ -92,9 +99,8 @@ def offsets(caches: Sequence[Any]) -> list[int]:
 @cache
 def counting(name: str) -> tuple[bool, ...]:
     """Which caches count positions at all: some layers are given one and do not use it."""
-    model = build(name)
-    caches = make_prompt_cache(model)
-    model(mx.array([PROMPTS[1]]), cache=caches)
+    caches = make_prompt_cache(model(name))
+    model(name)(mx.array([PROMPTS[1]]), cache=caches)
     told = offsets(caches)
     assert set(told) <= {0, len(PROMPTS[1])}
     return tuple(offset > 0 for offset in told)
