@@ -39,7 +39,7 @@ FAST = (
     "recurrent-filter-forgets-the-hiddens",
     "recurrent-capture-is-the-live-memory",
     "recurrent-checkpoint-is-adopted",
-    "mtp-device-drafts-are-cut-by-their-depth",
+    "mtp-preview-is-remembered",
     "mtp-chain-draws-with-one-step",
 )
 # One that a test finds: each of those is a process of its own.

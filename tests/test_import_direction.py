@@ -34,8 +34,8 @@ MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
 MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec", "scaffold"}, "specdec": LOWER | FRONT}
 MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "scaffold": {"errors"}, "__main__": {"cli"}}
 
-# verify is annotated with what it drives; it never imports it at run time.
-MAY_NAME_IN_TYPES = {("verify", "targets")}
+# verify is annotated with what it drives, drafting with what headers say; no import at run time.
+MAY_NAME_IN_TYPES = {("verify", "targets"), ("drafting", "plugins")}
 
 HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "safetensors", "numpy", "llguidance"}
 LIGHT = {"specdec", "errors", "contract", "plugins", "cli", "models", "scaffold"}

@@ -19,8 +19,9 @@ from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import qwen3_5
 
 from specdec.contract import Greedy, Listed
+from specdec.drafting.modules import Packing
 from specdec.targets import MlxLmTarget
-from specdec_mtp.build import Packing, quantize_head
+from specdec_mtp.build import quantize_head
 from specdec_mtp.find import HeadKind
 from specdec_mtp.tiny import tiny_head
 
@@ -138,7 +139,7 @@ def main() -> None:
         provider = tiny_head(HeadKind.MTP, ids=ids, config=config)
         assert provider.module is not None
         provider.module.set_dtype(mx.bfloat16)
-        quantize_head(provider.module, Packing(asked.bits))
+        quantize_head(HeadKind.MTP, provider.module, Packing(asked.bits))
         ways[name] = provider, Draws(ids)
 
     batch, tokens = asked.batch, mx.zeros((asked.batch, asked.context), mx.int32)

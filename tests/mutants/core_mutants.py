@@ -5,6 +5,7 @@ Each is one small edit of a file under ``core/src``, and names the test that fai
 
 from __future__ import annotations
 
+from mutants.core_drafting import DRAFTING_MUTANTS
 from mutants.core_ends import END_MUTANTS
 from mutants.core_executor import EXECUTOR_MUTANTS
 from mutants.core_group import GROUP_MUTANTS
@@ -33,4 +34,5 @@ CORE_MUTANTS = (
     *END_MUTANTS,
     *REQUEST_MUTANTS,
     *ROW_MUTANTS,
+    *DRAFTING_MUTANTS,
 )

@@ -20,10 +20,10 @@ from oracles.driven import Driven, Watched, hidden_states
 
 from specdec import load_drafter
 from specdec.contract import Greedy, Listed, Proposal, Sampled
+from specdec.drafting.modules import parameters_of
 from specdec.state import RaggedState
 from specdec.testing.target import TinyTarget
 from specdec_mtp import live, loading
-from specdec_mtp.build import parameters_of
 from specdec_mtp.find import HeadKind
 from specdec_mtp.layers import family_of
 from specdec_mtp.provider import Reading

@@ -23,8 +23,8 @@ from mtp_synthetic import split_release as split_off
 
 from specdec import bind_target, load_drafter, stream_generate
 from specdec.cli import main
+from specdec.drafting.modules import parameters_of
 from specdec.plugins import default_registry
-from specdec_mtp.build import parameters_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,6 +156,7 @@ def test_loading_leaves_everybodys_random_numbers_alone() -> None:
 def test_a_namespace_follows_weights_and_settings_alone() -> None:
     names = {namespace(head())}
     assert namespace(load_drafter("mtp", *demo(), probe=False)) in names
+    assert namespace(load_drafter("mtp", *demo(), probe=False, bits=0)) in names
     assert namespace(load_drafter("mtp", *demo(), hidden="post_norm", num_draft_tokens=4)) in names
     settings: tuple[dict[str, Any], ...] = (
         {"hidden": "pre_norm"},

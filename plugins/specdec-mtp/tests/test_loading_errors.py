@@ -71,7 +71,9 @@ def refused(error: type[SpecdecError], ask: Callable[[], Any]) -> str:
         ({"bits": True}, "bits is True; give one of"),
         ({"bits": 4, "group_size": "64"}, "group_size is '64'; give one of"),
         ({"bits": 7}, "bits is 7; give one of 2, 3, 4"),
-        ({"bits": 0}, "bits is 0"),
+        ({"bits": 0, "group_size": 64}, "bits is 0"),
+        ({"bits": 0.0}, "bits is 0.0"),
+        ({"bits": False}, "bits is False"),
         ({"bits": -4}, "bits is -4"),
         ({"bits": 10**30}, f"bits is {10**30}"),
         ({"bits": 4, "group_size": 0}, "group_size is 0"),
@@ -104,7 +106,8 @@ def test_without_a_known_folder_the_way_out_is_said() -> None:
 def test_a_target_of_another_size_is_refused(tmp_path: Path) -> None:
     model, _ = load_model(write_qwen3_5(tmp_path))
     said = refused(SpecdecError, lambda: load_drafter(demo_folder(), model))
-    assert "give the head of this target" in said
+    assert "of the mtp head has shape" in said
+    assert "give the one of this target" in said
     assert "64" in said
     assert "384" in said
 
@@ -159,7 +162,7 @@ def _packed(groups: int) -> Callable[[Tensors], object]:
 
 NAME = "layers.0.self_attn.k_proj.weight"
 CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
-    "none of a projection": (_without(NAME), f"has no {NAME}; give a complete head"),
+    "none of a projection": (_without(NAME), f"the mtp head has no {NAME}; give a complete one"),
     "none of a norm": (
         _without("layers.0.self_attn.q_norm.weight"),
         "has no layers.0.self_attn.q_norm.weight",
@@ -168,10 +171,19 @@ CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "one more": (_with("layers.0.extra.weight", 4), "has layers.0.extra.weight, which"),
     "a bias too many": (_with("fc.bias", 64), "has fc.bias, which"),
     "a gate too many": (_with("layers.0.mlp.gate.weight", 4, 64), "layers.0.mlp.gate.weight"),
-    "a wide projection": (_with(NAME, 32, 72), f"{NAME} has shape (32, 72), but the target needs"),
-    "a long norm": (_with("norm.weight", 65), "norm.weight has shape (65,), but the target needs"),
-    "a flat matrix": (_with("fc.weight", 8192), "fc.weight has shape (8192,), but the target"),
-    "a scalar": (_with("fc.weight"), "fc.weight has shape (), but the target needs"),
+    "a wide projection": (
+        _with(NAME, 32, 72),
+        f"{NAME} of the mtp head has shape (32, 72), but its",
+    ),
+    "a long norm": (
+        _with("norm.weight", 65),
+        "norm.weight of the mtp head has shape (65,), but its",
+    ),
+    "a flat matrix": (
+        _with("fc.weight", 8192),
+        "fc.weight of the mtp head has shape (8192,), but its",
+    ),
+    "a scalar": (_with("fc.weight"), "fc.weight of the mtp head has shape (), but its"),
     "scales of no format": (_packed(2), "fc.scales has shape (64, 2) without biases"),
     "scales of another type": (_packed(4), "fc.scales"),
     "a packed weight of floats": (

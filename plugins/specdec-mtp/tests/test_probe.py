@@ -11,11 +11,12 @@ import pytest
 
 import specdec
 from specdec.contract import ContextKind
+from specdec.drafting.modules import parameters_of
+from specdec.drafting.probe import probe_tokens
 from specdec.errors import ArtifactError, SpecdecDrafterWarning
 from specdec.plugins.models import find_model
-from specdec_mtp.build import parameters_of
 from specdec_mtp.norms import NORM_NAMES, shifted
-from specdec_mtp.probe import How, probe_head, probe_tokens
+from specdec_mtp.probe import How, probe_head
 
 if TYPE_CHECKING:
     from pathlib import Path

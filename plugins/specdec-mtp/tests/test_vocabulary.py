@@ -17,7 +17,7 @@ from scripted import drain, request
 
 from specdec import VerifyGroup, load_drafter
 from specdec.errors import ArtifactError, OptionError, SpecdecError
-from specdec_mtp.select import Chooser
+from specdec_mtp.select import HeadChooser
 from specdec_mtp.vocabulary import FILE, read_vocabulary
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from specdec import LoadedDrafter
-    from specdec_mtp.select import Choice
+    from specdec.drafting.choose import Choice
 
 V = 8192
 
@@ -46,15 +46,15 @@ def vocabulary(loaded: LoadedDrafter) -> Any:
 def drafts(loaded: LoadedDrafter, prompt: tuple[int, ...], **options: Any) -> set[int]:
     """Every token that the head proposes while a text is generated."""
     seen: set[int] = set()
-    choose = Chooser.__call__
+    choose = HeadChooser.__call__
 
-    def recorded(chooser: Chooser, hidden: mx.array, steps: Sequence[int]) -> Choice:
+    def recorded(chooser: HeadChooser, hidden: mx.array, steps: Sequence[int]) -> Choice:
         choice = choose(chooser, hidden, steps)
         ids: Any = choice.ids.tolist()
         seen.update(ids)
         return choice
 
-    with mock.patch.object(Chooser, "__call__", recorded):
+    with mock.patch.object(HeadChooser, "__call__", recorded):
         group = VerifyGroup(loaded.target, loaded.provider, drafter="mtp")
         group.admit([request(prompt, max_tokens=16, num_draft_tokens=3, **options)])
         drain(group)

@@ -1,4 +1,9 @@
-"""What drafters share: checks of what a group's verbs are given."""
+"""What drafters share.
+
+``checks`` and ``rounds`` hold a group's verbs to the contract, ``choose`` picks tokens,
+``modules`` reads weights, ``probe`` asks whether drafter and target agree; ``context`` and
+``projected`` are everything of a block drafter but its numerics.
+"""
 
 from specdec.drafting.checks import (
     check_features,
@@ -11,12 +16,33 @@ from specdec.drafting.checks import (
     row_number,
     row_tokens,
 )
+from specdec.drafting.choose import BlockChoices, Choice, Chooser, declared
+from specdec.drafting.context import BlockContext, ContextLayer, ContextRows, KeysAndValues
+from specdec.drafting.projected import BlockDraft, BlockMethod, ProjectedRows
+from specdec.drafting.projected_provider import ProjectedGroups, ProjectedProvider
+from specdec.drafting.rounds import Asked, Drafted, Rounds
 
 __all__ = [
+    "Asked",
+    "BlockChoices",
+    "BlockContext",
+    "BlockDraft",
+    "BlockMethod",
+    "Choice",
+    "Chooser",
+    "ContextLayer",
+    "ContextRows",
+    "Drafted",
+    "KeysAndValues",
+    "ProjectedGroups",
+    "ProjectedProvider",
+    "ProjectedRows",
+    "Rounds",
     "check_features",
     "check_ids",
     "check_no_context",
     "check_token_array",
+    "declared",
     "kept_rows",
     "outside",
     "row_ints",

@@ -70,6 +70,15 @@ class AttentionRows(OnlyLengthsTell):
         dtype = self._buffers.held[0].dtype if self._buffers.held else None
         return self._positions.mask(N, window_size, return_array, dtype)
 
+    def block_mask(self, columns: Sequence[int], *, causal: bool = False) -> Mask:
+        """The mask for an appended window that is a drafter's block.
+
+        Args:
+            columns: B ints, positions of each row's block; what is behind them is padding.
+            causal: whether a position sees no later one of its block.
+        """
+        return self._positions.block_mask(columns, causal=causal, dtype=self._buffers.held[0].dtype)
+
     # Some models reach into their caches to keep the lazy graph short.
 
     @property

@@ -220,6 +220,40 @@ class RowPositions:
         key = (width, window_size, kind)
         return self.once(key, lambda: typed(self._make_mask(width, window_size), kind))
 
+    def block_mask(
+        self, columns: Sequence[int], *, causal: bool = False, dtype: mx.Dtype | None = None
+    ) -> Mask:
+        """The attention mask of an open window that is a drafter's block.
+
+        Its positions see all that a row holds, and each other, in both directions.
+
+        Args:
+            columns: B ints, positions of each row's block; what is behind them is padding.
+            causal: whether a position sees no later one of its block.
+            dtype: of the keys.
+
+        Returns:
+            As :meth:`mask`; without ``causal`` its third axis may be 1.
+        """
+        width = self.width
+        whole = all(count == width for count in columns)
+        if self.uniform and whole and self.reach == self.limit:
+            return "causal" if causal and width > 1 else None
+        kind = dtype if self.plans else None
+        key = ("block", width, tuple(columns), causal, kind)
+        return self.once(key, lambda: typed(self._make_block_mask(columns, causal), kind))
+
+    def _make_block_mask(self, columns: Sequence[int], causal: bool) -> mx.array:
+        ends = self.block_ends(columns)
+        keys = mx.arange(self.reach, dtype=mx.int32)
+        shown = keys < ends
+        return shown & (keys <= self.queries(self.width)) if causal else shown
+
+    def block_ends(self, columns: Sequence[int]) -> mx.array:
+        """One past the last position of each row's block, ``[B, 1, 1, 1]``."""
+        ends = [length + count for length, count in zip(self._lengths, columns, strict=True)]
+        return mx.array(ends, mx.int32)[:, None, None, None]
+
     def queries(self, width: int) -> mx.array:
         """Positions of a window, as ``[W, 1]`` (equal rows) or ``[B, 1, W, 1]``."""
         start = self.start

@@ -20,6 +20,8 @@ import mlx.core as mx
 from specdec.state.positions import typed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specdec.state.positions import Mask, RowPositions
 
 __all__ = ["SLACK", "Ring"]
@@ -94,18 +96,49 @@ class Ring:
         return positions.once(key, lambda: typed(self._make_mask(width, size), kind))
 
     def _make_mask(self, width: int, size: int) -> mx.array:
-        positions = self._positions
-        queries = positions.queries(width)
-        last = queries[..., -1:, :]
-        places = mx.arange(self.reach, dtype=mx.int32)
-        # The newest position that can stand at a place, of a row that is written up to ``last``.
-        turn = self.size - self.keep
-        newest = last - (last - places) % turn
-        held = mx.where((last < self.size) | (places < self.keep), places, newest)
+        queries = self._positions.queries(width)
+        held = self._held(queries)
         shown = (held >= 0) & (held <= queries) & (held > queries - size + self.keep)
         if self.keep:
+            places = mx.arange(self.reach, dtype=mx.int32)
             shown = shown | ((places < self.keep) & (places <= queries))
         return shown
+
+    def _held(self, queries: mx.array) -> mx.array:
+        """The position that stands at each place of a row that is written to its last query."""
+        last = queries[..., -1:, :]
+        places = mx.arange(self.reach, dtype=mx.int32)
+        turn = self.size - self.keep
+        newest = last - (last - places) % turn
+        return mx.where((last < self.size) | (places < self.keep), places, newest)
+
+    # What a drafter's block sees: the window before each of its positions, and the whole block.
+
+    def block_mask(self, columns: Sequence[int], *, causal: bool, dtype: mx.Dtype | None) -> Mask:
+        """As :meth:`RowPositions.block_mask`; the block is never hidden by the window's size."""
+        positions = self._positions
+        width = positions.width
+        longest = max(positions.lengths, default=0)
+        if self.in_place and longest + width <= self.max_size and positions.reach <= self.size:
+            return positions.block_mask(columns, causal=causal, dtype=dtype)
+        kind = dtype if positions.plans else None
+        key = ("ring block", self.size, self.keep, width, tuple(columns), causal, kind)
+        return positions.once(key, lambda: typed(self._make_block_mask(columns, causal), kind))
+
+    def _make_block_mask(self, columns: Sequence[int], causal: bool) -> mx.array:
+        positions = self._positions
+        queries = positions.queries(positions.width)
+        if self.in_place:
+            held = self._held(queries)
+        else:  # what the ring holds in order, then the block
+            held = mx.concatenate([self.earlier(), positions.write_index()], axis=2).swapaxes(2, 3)
+        first = mx.array(positions.lengths, mx.int32)[:, None, None, None]
+        near = (held < self.keep) | (held > queries - self.max_size + self.keep)
+        before = (held >= 0) & (held < first) & near
+        block = (held >= first) & (held < positions.block_ends(columns))
+        if causal:
+            block = block & (held <= queries)
+        return before | block
 
     # What queries see of a wider window: positions in order, then the window's own.
 

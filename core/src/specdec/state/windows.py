@@ -110,6 +110,11 @@ class WindowRows(OnlyLengthsTell):
         mask: mx.array = create_causal_mask(N, before, window_size=size)
         return mask
 
+    def block_mask(self, columns: Sequence[int], *, causal: bool = False) -> Mask:
+        """As :meth:`AttentionRows.block_mask`; of what a row holds, the window's size is seen."""
+        dtype = self._buffers.held[0].dtype if self._buffers.held else None
+        return self._ring.block_mask(columns, causal=causal, dtype=dtype)
+
     def size(self) -> int:
         """Positions of the longest row that are held at most."""
         return min(self._positions.limit, self._ring.max_size)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from specdec.drafting.probe import FLOOR, MARGIN, probe_tokens
 from specdec.errors import ArtifactError, SpecdecDrafterWarning
 from specdec_mtp.find import HeadKind
 from specdec_mtp.norms import NORM_NAMES, shifted
-from specdec_mtp.probe import How, probe_head, probe_tokens, set_norms
+from specdec_mtp.probe import How, probe_head, set_norms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,13 +23,7 @@ if TYPE_CHECKING:
     from specdec_mtp.norms import NormEvidence
     from specdec_mtp.probe import Probe
 
-__all__ = ["FLOOR", "MARGIN", "Wanted", "agreed"]
-
-FLOOR: Final = 0.1
-"""Agreement under which a head is none of this target's; the demo's own reaches 0.76."""
-
-MARGIN: Final = 0.15
-"""How much better another reading must agree to be taken for the right one."""
+__all__ = ["Wanted", "agreed"]
 
 
 @frozen(kw_only=True)

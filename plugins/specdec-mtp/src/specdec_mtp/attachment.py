@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from attrs import frozen
-from mlx_lm.models.cache import CacheList
 
 from specdec.contract import Attachment, RowCheckpoint
+from specdec.drafting.row_arrays import (
+    cache_arrays,
+    check_arrays,
+    check_identity,
+    expected_shapes,
+    fill_caches,
+    leaves,
+)
 from specdec.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -62,14 +69,6 @@ class RowLayout:
     reads_all: bool
 
 
-def leaves(caches: Sequence[Any]) -> list[Any]:
-    """The caches that hold keys, those of lists one by one."""
-    found: list[Any] = []
-    for cache in caches:
-        found += leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
-    return found
-
-
 def store(row: HeadRow, namespace: str, layout: RowLayout) -> RowCheckpoint:
     """A checkpoint that shares nothing with the row's group.
 
@@ -82,11 +81,8 @@ def store(row: HeadRow, namespace: str, layout: RowLayout) -> RowCheckpoint:
     history = 0
     if row.hidden is not None:
         arrays["hidden"] = mx.contiguous(row.hidden[0])
-        for number, cache in enumerate(leaves(row.caches)):
-            history = cache.offset
-            if history:
-                arrays[f"{number}.keys"] = mx.contiguous(cache.keys[..., :history, :])
-                arrays[f"{number}.values"] = mx.contiguous(cache.values[..., :history, :])
+        history = leaves(row.caches)[0].offset
+        arrays |= cache_arrays(row.caches)
         mx.eval(arrays)
     metadata: dict[str, str | int | float | bool] = {
         "tokens": row.tokens,
@@ -114,26 +110,16 @@ def restore(
     Raises:
         CheckpointError: of another drafter, another schema, or arrays that do not fit.
     """
-    attachment, tokens = checkpoint.attachment, checkpoint.processed_tokens
-    if checkpoint.namespace != namespace:
-        raise CheckpointError(
-            f"the checkpoint is of {checkpoint.namespace}, not of {namespace}; read the text again"
-        )
-    if attachment.schema != layout.schema:
-        raise CheckpointError(
-            f"the checkpoint has the schema {attachment.schema}, not {layout.schema}; "
-            "read the text again"
-        )
+    attachment = check_identity(checkpoint, namespace, layout.schema)
+    tokens = checkpoint.processed_tokens
     history, unread = _counts(checkpoint, layout)
-    _check_arrays(attachment.arrays, layout, tokens, history, len(unread))
+    wanted = expected_shapes(caches, layout.arrays, history)
+    if tokens:
+        wanted["hidden"] = ((len(unread) + 1, layout.hidden_size), None)
+    check_arrays(attachment.arrays, wanted)
     if not tokens:
         return HeadRow(0, caches, (), None)
-    if history:
-        for number, cache in enumerate(leaves(caches)):
-            # New objects: what decodes on assigns into its arrays.
-            cache.keys = mx.array(attachment.arrays[f"{number}.keys"])
-            cache.values = mx.array(attachment.arrays[f"{number}.values"])
-            cache.offset = history
+    fill_caches(caches, attachment.arrays, history)
     return HeadRow(tokens, caches, unread, mx.array(attachment.arrays["hidden"])[None])
 
 
@@ -157,28 +143,3 @@ def _counts(checkpoint: RowCheckpoint, layout: RowLayout) -> tuple[int, tuple[in
             "tokens, which do not belong together; read the text again"
         )
     return history, tuple(map(int, parts))
-
-
-def _check_arrays(
-    held: Mapping[str, mx.array], layout: RowLayout, tokens: int, history: int, unread: int
-) -> None:
-    wanted: dict[str, tuple[tuple[int, ...], mx.Dtype | None]] = {}
-    if tokens:
-        wanted["hidden"] = ((unread + 1, layout.hidden_size), None)
-    if history:
-        for name, (one, kind) in layout.arrays.items():
-            wanted[name] = ((*one[:2], history, one[3]), kind)
-    if set(held) != set(wanted):
-        raise CheckpointError(
-            f"the checkpoint has the arrays {', '.join(sorted(held)) or 'none'}, not "
-            f"{', '.join(sorted(wanted)) or 'none'}; read the text again"
-        )
-    for name, (shape, dtype) in wanted.items():
-        array = held[name]
-        if tuple(array.shape) != shape or (dtype is not None and array.dtype != dtype):
-            raise CheckpointError(
-                f"the checkpoint's {name} is {array.dtype} {tuple(array.shape)}, not "
-                f"{dtype or 'a hidden state'} {shape}; read the text again"
-            )
-        if dtype is None and not mx.issubdtype(array.dtype, mx.floating):
-            raise CheckpointError(f"the checkpoint's {name} is {array.dtype}; read the text again")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from specdec.errors import ArtifactError
-from specdec_mtp.headers import INDEX, Header, Stored, read_header, read_index, read_object
+from specdec.plugins.headers import INDEX, Header, Stored, read_header, read_index, read_object
 from specdec_mtp.names import HeadKind, Layout, Names
 
 if TYPE_CHECKING:

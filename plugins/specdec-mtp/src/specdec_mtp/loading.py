@@ -8,10 +8,11 @@ import mlx.core as mx
 from attrs import evolve
 
 from specdec.contract import ContextKind, require_port
+from specdec.drafting.modules import packing_of
 from specdec.errors import ArtifactError, OptionError, one_line
 from specdec.plugins import LoadedDraft
 from specdec_mtp.agreement import Wanted, agreed
-from specdec_mtp.build import Packing, build_head, quantize_head
+from specdec_mtp.build import build_head, quantize_head
 from specdec_mtp.find import HeadKind, find_head
 from specdec_mtp.layers import family_of, layer_args
 from specdec_mtp.live import Chain
@@ -55,8 +56,6 @@ OPTIONS: Final = (
 
 _TABLES: Final = ("embed_tokens.", "shared_head.head.", "head.")
 _MOST: Final = 16  # drafts a round that a release may ask for
-_BITS: Final = (2, 3, 4, 5, 6, 8)
-_GROUPS: Final = (32, 64, 128)
 
 
 def load_head(request: LoadRequest) -> LoadedDraft:
@@ -84,7 +83,7 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     """
     kind, options = HeadKind(request.kind), request.options
     reading = _reading(kind, options)
-    packing = _packing(options)
+    packing = packing_of(options)
     port: RecurrentMtp = require_port(request.target, "recurrent_mtp", f"the {kind} head")
     files = find_head(_folder(request), kind)
     folders = (files.path, request.path, request.target.folder)
@@ -102,7 +101,7 @@ def load_head(request: LoadRequest) -> LoadedDraft:
         wanted = Wanted(how=how, fixed=fixed, evidence=evidence)
         reading = evolve(reading, context=agreed(request, kind, module, stored, wanted).context)
     if packing is not None:
-        quantize_head(module, packing)
+        quantize_head(kind, module, packing)
     name = (request.path or files.path).name
     provider = HeadProvider(name, kind, module, args.hidden_size, reading=reading, ids=ids)
     if ids is not None and provider.grouped.draft_vocabulary(request.target) is None:
@@ -152,21 +151,6 @@ def _reading(kind: HeadKind, options: Mapping[str, Any]) -> Reading:
             raise OptionError(f"{name} is {one_line(repr(given))}; give {' or '.join(values)}")
         reading = evolve(reading, **values[given])
     return reading
-
-
-def _packing(options: Mapping[str, Any]) -> Packing | None:
-    bits, group = options.get("bits"), options.get("group_size")
-    if bits is None:
-        if group is not None:
-            raise OptionError(f"group_size is {group!r} without bits; give bits=4, or neither")
-        return None
-    size = 64 if group is None else group
-    for name, value, known in (("bits", bits, _BITS), ("group_size", size, _GROUPS)):
-        if not isinstance(value, int) or isinstance(value, bool) or value not in known:
-            raise OptionError(
-                f"{name} is {one_line(repr(value))}; give one of {', '.join(map(str, known))}"
-            )
-    return Packing(bits, size)
 
 
 def _shift(evidence: NormEvidence, options: Mapping[str, Any]) -> bool:

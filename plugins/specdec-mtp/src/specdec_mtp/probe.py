@@ -8,14 +8,15 @@ comes next at every position. That is one forward of the target, and one of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from attrs import frozen
 from mlx.utils import tree_unflatten
 
 from specdec.contract import ContextKind
-from specdec_mtp.build import parameters_of
+from specdec.drafting.modules import parameters_of
+from specdec.drafting.probe import FIRST, hear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,37 +24,7 @@ if TYPE_CHECKING:
     from specdec.contract import RecurrentMtp, TargetView
     from specdec_mtp.heads import HeadModule
 
-__all__ = ["TEXT", "How", "Probe", "probe_head", "probe_tokens", "set_norms"]
-
-TEXT: Final = (
-    "def read_lines(path):\n"
-    '    """Return the lines of a file."""\n'
-    "    with open(path) as file:\n"
-    "        return file.readlines()\n"
-    "\n"
-    "\n"
-    "def write_lines(path, lines):\n"
-    '    """Write the lines to a file."""\n'
-    '    with open(path, "w") as file:\n'
-    "        file.writelines(lines)\n"
-    "\n"
-    "The first function returns the lines of a file, and the second function writes the lines to "
-    "a file. Both of them open the file, and both of them close the file when they are done.\n"
-)
-"""What is read: code and prose that any model can follow."""
-
-_MOST = 96  # tokens that are read
-_FIRST = 16  # positions before which a text could go anywhere
-
-
-class _Runs(Protocol):
-    """What a bound target can do besides its ports."""
-
-    def new_state(self) -> Any: ...
-
-    def forward(
-        self, tokens: mx.array, state: Any, context: ContextKind, taps: Sequence[int]
-    ) -> Any: ...
+__all__ = ["How", "Probe", "probe_head", "set_norms"]
 
 
 @frozen
@@ -91,24 +62,6 @@ class Probe:
         return max(self.agreement, key=lambda how: self.agreement[how])
 
 
-def probe_tokens(tokenizer: Any, vocab_size: int) -> list[int] | None:
-    """The ids of :data:`TEXT`; ``None`` where there is no tokenizer, or one of other ids.
-
-    Args:
-        tokenizer: the target's, or ``None``.
-        vocab_size: V.
-    """
-    encode = getattr(tokenizer, "encode", None)
-    if encode is None:
-        return None
-    try:
-        tokens = [int(token) for token in encode(TEXT)][:_MOST]
-    except Exception:  # a tokenizer of anybody's; the probe can do without
-        return None
-    usable = len(tokens) > 2 * _FIRST and all(0 <= token < vocab_size for token in tokens)
-    return tokens if usable else None
-
-
 def probe_head(
     target: TargetView,
     head: HeadModule,
@@ -127,23 +80,18 @@ def probe_head(
         What was found; ``None`` where the target cannot be run from here.
     """
     port: RecurrentMtp | None = target.recurrent_mtp
-    layers = () if port is None else (port.layer_count - 1, port.layer_count)
-    if port is None or not hasattr(target, "forward") or not target.can_tap(layers):
+    if port is None:
         return None
-    ids = mx.array([list(tokens)], mx.int32)
-    runs = cast("_Runs", target)
-    state = runs.new_state()
-    state.begin_round(len(tokens), reading=True)
-    window = runs.forward(ids, state, ContextKind.TAPS, layers)
-    hidden = dict(
-        zip(
-            (ContextKind.PRE_NORM, ContextKind.POST_NORM),
-            mx.split(window.context, 2, axis=-1),
-            strict=True,
-        )
-    )
-    expected = mx.argmax(window.logits, axis=-1)[0, 1:]
-    embedded = port.embed(ids[:, 1:])
+    last, final = port.layer_count - 1, port.layer_count
+    heard = hear(target, tokens, (last, final))
+    if heard is None:
+        return None
+    hidden = {
+        ContextKind.PRE_NORM: heard.hidden[last],
+        ContextKind.POST_NORM: heard.hidden[final],
+    }
+    expected = mx.argmax(heard.logits, axis=-1)[0, 1:]
+    embedded = port.embed(mx.array([list(tokens[1:])], mx.int32))
     before = parameters_of(head)
     agreement = {}
     try:
@@ -152,11 +100,11 @@ def probe_head(
             for context in (ContextKind.POST_NORM, ContextKind.PRE_NORM):
                 step = head(embedded, hidden[context][:, :-1], list(head.family.caches()))
                 drafted = mx.argmax(port.logits(step.scored), axis=-1)[0]
-                same: Any = mx.mean((drafted == expected)[_FIRST:].astype(mx.float32)).item()
+                same: Any = mx.mean((drafted == expected)[FIRST:].astype(mx.float32)).item()
                 agreement[How(context, shift)] = float(same)
     finally:
         set_norms(head, {name: before[name] for each in norms.values() for name in each})
-    return Probe(agreement, len(tokens) - 1 - _FIRST)
+    return Probe(agreement, len(tokens) - 1 - FIRST)
 
 
 def set_norms(head: HeadModule, weights: Mapping[str, mx.array]) -> None:

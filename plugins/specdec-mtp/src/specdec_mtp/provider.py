@@ -11,14 +11,15 @@ from attrs import frozen
 
 from specdec.checkpoints import weights_identity
 from specdec.contract import ContextKind, require_port
+from specdec.drafting.modules import parameters_of
+from specdec.drafting.row_arrays import leaves
 from specdec.errors import ClosedError, TargetLacksError
 from specdec.state import room_for
-from specdec_mtp.attachment import RowLayout, leaves
-from specdec_mtp.build import parameters_of
+from specdec_mtp.attachment import RowLayout
 from specdec_mtp.find import HeadKind
 from specdec_mtp.live import Chain, HeadSettings
 from specdec_mtp.rows import HeadRows
-from specdec_mtp.select import Chooser
+from specdec_mtp.select import HeadChooser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,14 +155,15 @@ class HeadGroups:
             TargetLacksError: it has no embedding and head to share, or of another size.
             CheckpointError: a checkpoint does not fit.
         """
-        choose = Chooser(self._port(target), sampling, self._subset_of(target))
+        subset = self._subset_of(target)
+        choose = HeadChooser(self._port(target), sampling, target.vocab_size, subset)
         return self._open(target, checkpoints, choose)
 
     def _open(
         self,
         target: TargetView,
         checkpoints: Sequence[RowCheckpoint | None],
-        choose: Chooser | None,
+        choose: HeadChooser | None,
     ) -> HeadRows:
         port = self._port(target)
         rows = HeadRows(self._settings_for(port), port, target.vocab_size, choose)

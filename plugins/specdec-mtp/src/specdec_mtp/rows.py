@@ -5,36 +5,34 @@ Shapes: B rows, L positions, W = 1 + the longest draft, H hidden size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import define
 
-from specdec.contract import DeviceProposal, PrefillMode, Proposal, Swap, check_keep
+from specdec.contract import PrefillMode, Swap, check_keep
 from specdec.drafting import checks
-from specdec.errors import CheckpointError, ClosedError, NoOpenRoundError, RoundOpenError
+from specdec.drafting.choose import declared
+from specdec.drafting.rounds import Drafted, Rounds
+from specdec.errors import CheckpointError
 from specdec_mtp.attachment import HeadRow, restore, store
 from specdec_mtp.live import LiveRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec.contract import ContextKind, RecurrentMtp, RowCheckpoint
+    from specdec.contract import (
+        ContextKind,
+        DeviceProposal,
+        Proposal,
+        RecurrentMtp,
+        RowCheckpoint,
+    )
+    from specdec.drafting.choose import Choice
+    from specdec.drafting.rounds import Asked
     from specdec_mtp.live import HeadSettings
-    from specdec_mtp.select import Choice, Chooser
+    from specdec_mtp.select import HeadChooser
 
 __all__ = ["HeadRows"]
-
-
-@define(eq=False)
-class _Round:
-    depths: list[int]
-    drafts: list[list[int]] | None = None  # None while they are on the device alone
-
-    @property
-    def steps(self) -> int:
-        """Windows of one position that the head went ahead by, behind the first."""
-        return max(max(self.depths, default=0) - 1, 0)
 
 
 class HeadRows:
@@ -55,15 +53,14 @@ class HeadRows:
         settings: HeadSettings,
         port: RecurrentMtp,
         vocab_size: int,
-        choose: Chooser | None,
+        choose: HeadChooser | None,
     ) -> None:
         self._settings = settings
         self._hidden_size = port.hidden_size
         self._vocab_size = vocab_size
         self._choose = choose
         self._live = LiveRows(settings, port)
-        self._round: _Round | None = None
-        self._closed = False
+        self._rounds = Rounds(vocab_size)
 
     @property
     def namespace(self) -> str:
@@ -84,13 +81,13 @@ class HeadRows:
 
     def prepare_append(self, checkpoints: Sequence[RowCheckpoint | None], /) -> Swap:
         """Build the joining rows' state; see the contract."""
-        self._between_rounds("prepare_append")
+        self._rounds.between("prepare_append")
         if not checkpoints:
             return Swap(lambda: None)
         change = self._live.prepare_append([self._restored(each) for each in checkpoints])
 
         def join() -> None:
-            if not self._closed:
+            if not self._rounds.closed:
                 change.commit()
 
         return Swap(join, change.discard)
@@ -111,13 +108,13 @@ class HeadRows:
 
     def filter_rows(self, keep: Sequence[int], /) -> None:
         """Keep rows, in the order that is asked for; see the contract."""
-        self._between_rounds("filter_rows")
+        self._rounds.between("filter_rows")
         check_keep(keep, self.row_count)
         self._live.filter_rows(keep)
 
     def capture(self, row: int, /) -> RowCheckpoint:
         """A row's state in memory of its own; see the contract."""
-        self._between_rounds("capture")
+        self._rounds.between("capture")
         place = checks.row_number("capture", row, self.row_count)
         return store(self._live.row(place), self.namespace, self._settings.layout)
 
@@ -128,7 +125,7 @@ class HeadRows:
 
         Only keys and values are evaluated, and the last hidden state.
         """
-        self._between_rounds("prefill")
+        self._rounds.between("prefill")
         checks.check_token_array("prefill", tokens, self.row_count)
         length = tokens.shape[1]
         hidden = self._features("prefill", context, length)
@@ -147,7 +144,7 @@ class HeadRows:
             context: ``[B, at least L, H]``.
             lengths: B ints, tokens of each row.
         """
-        self._between_rounds("consume")
+        self._rounds.between("consume")
         checks.check_token_array("consume", tokens, self.row_count)
         counts = checks.row_ints("consume: lengths", lengths, [tokens.shape[1]] * self.row_count)
         hidden = self._features("consume", context, max(counts, default=0))
@@ -157,8 +154,7 @@ class HeadRows:
 
     def materialize(self) -> None:
         """Evaluate what was restored or read."""
-        if self._closed:
-            raise ClosedError("materialize")
+        self._rounds.check_open("materialize")
         self._live.materialize()
 
     def _features(self, verb: str, context: mx.array | None, width: int) -> mx.array:
@@ -170,72 +166,46 @@ class HeadRows:
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
     ) -> list[list[int]] | Proposal:
         """Open a round and propose on the host; see the contract."""
-        opened, choices = self._open(pending, depths, steps)
-        ids: Any = self._drafted(choices).tolist() if choices else [[]] * self.row_count
-        opened.drafts = [row[:depth] for row, depth in zip(ids, opened.depths, strict=True)]
-        told = [list(draft) for draft in opened.drafts]
-        logq = _declared(choices)
-        return told if logq is None else Proposal(told, logq)
+        asked = self._rounds.asked("draft", self.row_count, pending, depths, steps)
+        if asked.deepest:
+            return self._rounds.open_host(asked, self._drafted(asked))
+        if asked.pending:
+            self._live.first(asked.pending, 0)
+            self._live.submit()
+        return self._rounds.open_host(asked, None)
 
     def draft_device(
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
     ) -> DeviceProposal | None:
         """Open a round; the whole chain stays on the device. ``None`` where no row may draft."""
-        if not any(depths):
-            return None
-        opened, choices = self._open(pending, depths, steps)
-        width = len(choices)
-
-        def resolve(read: Sequence[int]) -> list[list[int]]:
-            opened.drafts = [
-                [int(token) for token in read[row * width : row * width + depth]]
-                for row, depth in enumerate(opened.depths)
-            ]
-            return [list(draft) for draft in opened.drafts]
-
-        equal = all(depth == width for depth in opened.depths)
-        lengths = None if equal else mx.array(opened.depths, mx.int32)
-        return DeviceProposal(self._drafted(choices), resolve, lengths, _declared(choices))
+        asked = self._rounds.asked("draft_device", self.row_count, pending, depths, steps)
+        return self._rounds.open_device(asked, self._drafted(asked)) if asked.deepest else None
 
     def preview(
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
     ) -> mx.array | None:
         """The first token ``[B, 1]`` that a draft would propose; changes nothing."""
-        heads, asked, drawn = self._asked("preview", pending, depths, steps)
-        if not any(asked):
+        asked = self._rounds.asked("preview", self.row_count, pending, depths, steps)
+        if not asked.deepest:
             return None
-        scored, _ = self._live.first(heads, max(asked), keep=False)
-        return self._chosen(scored, drawn).ids[:, None]
+        scored, _ = self._live.first(asked.pending, asked.deepest, keep=False)
+        return self._chosen(scored, asked.steps).ids[:, None]
 
-    def _open(
-        self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int]
-    ) -> tuple[_Round, list[Choice]]:
-        heads, asked, drawn = self._asked("draft", pending, depths, steps)
-        depth = max(asked, default=0)
-        choices = self._chain(heads, depth, drawn) if heads else []
-        self._round = opened = _Round(asked)
-        return opened, choices
-
-    def _chain(self, heads: list[int], depth: int, drawn: list[int]) -> list[Choice]:
-        """The head over what is unread, then over its own output: ``depth`` choices of ``[B]``."""
+    def _drafted(self, asked: Asked) -> Drafted:
+        """The head over what is unread, then over its own output, as deep as any row asks."""
         live = self._live
-        scored, fed = live.first(heads, depth)
-        choices = [self._chosen(scored, drawn)] if depth else []
-        for at in range(1, depth):
+        scored, fed = live.first(asked.pending, asked.deepest)
+        choices = [self._chosen(scored, asked.steps)]
+        for at in range(1, asked.deepest):
             scored, fed = live.ahead(choices[-1].ids, fed)
-            choices.append(self._chosen(scored, [step + at for step in drawn]))
-        if not depth:
-            live.submit()
-        return choices
+            choices.append(self._chosen(scored, [step + at for step in asked.steps]))
+        ids = mx.stack([choice.ids for choice in choices], axis=1).astype(mx.int32)
+        # Whoever reads the ids computes all that was read, too.
+        return Drafted(live.with_reading(ids), logq=declared(choices))
 
     def _chosen(self, scored: mx.array, steps: list[int]) -> Choice:
         assert self._choose is not None, "a prefill group drafts nothing"
         return self._choose(scored, steps)
-
-    def _drafted(self, choices: list[Choice]) -> mx.array:
-        """``[B, d]`` int32. Whoever reads them computes what the head has read, too."""
-        ids = mx.stack([choice.ids for choice in choices], axis=1).astype(mx.int32)
-        return self._live.with_reading(ids)
 
     def commit(self, accepted: Sequence[int], context: mx.array | None, /) -> None:
         """End the round; see the contract.
@@ -244,45 +214,15 @@ class HeadRows:
             accepted: B ints.
             context: ``[B, at least 1 + the longest draft, H]`` of the verify window.
         """
-        if self._closed:
-            raise ClosedError("commit")
-        opened = self._round
-        if opened is None:
-            raise NoOpenRoundError
-        if opened.drafts is None:
-            raise NoOpenRoundError("resolve() of the proposal comes before commit")
-        counts = checks.row_ints("commit: accepted", accepted, list(map(len, opened.drafts)))
-        width = 1 + max(map(len, opened.drafts), default=0)
-        hidden = self._features("commit", context, width)
+        drafts, counts = self._rounds.accepted(accepted)
+        longest = max(map(len, drafts), default=0)
+        hidden = self._features("commit", context, 1 + longest)
         if counts:
-            self._live.settle(opened.drafts, counts, hidden, opened.steps)
-        self._round = None
+            # A chain goes ahead once for each draft but the first.
+            self._live.settle(drafts, counts, hidden, max(longest - 1, 0))
+        self._rounds.end()
 
     def close(self) -> None:
         """Let the rows go."""
-        self._closed = True
-        self._round = None
+        self._rounds.close()
         self._live.filter_rows([])
-
-    def _asked(
-        self, verb: str, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int]
-    ) -> tuple[list[int], list[int], list[int]]:
-        self._between_rounds(verb)
-        count = self.row_count
-        return (
-            checks.row_ints("pending", pending, [self._vocab_size - 1] * count),
-            checks.row_ints("depths", depths, [None] * count),
-            checks.row_ints("steps", steps, [None] * count),
-        )
-
-    def _between_rounds(self, verb: str) -> None:
-        if self._closed:
-            raise ClosedError(verb)
-        if self._round is not None:
-            raise RoundOpenError(verb)
-
-
-def _declared(choices: list[Choice]) -> mx.array | None:
-    """``[B, d, V or N]``, if they were asked for."""
-    logq = [choice.logq for choice in choices if choice.logq is not None]
-    return mx.stack(logq, axis=1) if logq and len(logq) == len(choices) else None

@@ -1,4 +1,4 @@
-"""Which token a head drafts: an argmax, the row's own draw, or a draw over listed ids.
+"""Which token a head drafts: its hidden states are scored with the target's vocabulary head.
 
 Shapes: B rows, H hidden size, V vocabulary, N listed ids.
 """
@@ -8,46 +8,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import frozen
 
-from specdec.contract import Greedy, Listed
+from specdec.drafting.choose import Chooser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdec.contract import RecurrentMtp, RowSampling, VocabularySubset
+    from specdec.drafting.choose import Choice
 
-__all__ = ["Choice", "Chooser"]
-
-
-@frozen(eq=False)
-class Choice:
-    """One drafted token per row.
-
-    Attributes:
-        ids: ``[B]`` over the whole vocabulary.
-        logq: ``[B, V or N]`` log-probabilities they were drawn from; ``None`` where nobody asks.
-    """
-
-    ids: mx.array
-    logq: mx.array | None = None
+__all__ = ["HeadChooser"]
 
 
-class Chooser:
-    """How the rows of a group choose; asked of their samplers anew at each step, as rows change.
+class HeadChooser:
+    """How the rows of a group score and choose.
 
     Args:
         port: the target's vocabulary head.
         sampling: the rows' draws.
+        vocab_size: V.
         subset: the head over the draft vocabulary, if there is one.
     """
 
     def __init__(
-        self, port: RecurrentMtp, sampling: RowSampling, subset: VocabularySubset | None
+        self,
+        port: RecurrentMtp,
+        sampling: RowSampling,
+        vocab_size: int,
+        subset: VocabularySubset | None,
     ) -> None:
         self._port = port
-        self._sampling = sampling
         self._subset = subset
+        self._ids = None if subset is None else mx.array(list(subset.ids), mx.int32)
+        self._choose = Chooser(sampling, vocab_size, self._ids)
 
     def __call__(self, hidden: mx.array, steps: Sequence[int]) -> Choice:
         """A token per row.
@@ -56,15 +49,6 @@ class Chooser:
             hidden: ``[B, 1, H]`` after the head's norm.
             steps: B ints, samples drawn before the drafted position.
         """
-        selection, rejecting = self._sampling.selection, self._sampling.rejecting
-        if isinstance(selection, Listed) and self._subset is not None:
-            logits = self._subset.project(hidden)[:, 0]
-            ids = selection.sample(logits, steps)
-            return Choice(ids, selection.log_distribution(logits, steps) if rejecting else None)
-        logits = self._port.logits(hidden)[:, 0]
-        if isinstance(selection, Greedy) and not rejecting:
-            return Choice(mx.argmax(logits, axis=-1))
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        ids = self._sampling.sample(logprobs, steps)
-        declared = self._sampling.log_distribution(logprobs, steps) if rejecting else None
-        return Choice(ids, declared)
+        if self._subset is not None and self._choose.lists:
+            return self._choose(self._subset.project(hidden)[:, 0], steps, self._ids)
+        return self._choose(self._port.logits(hidden)[:, 0], steps)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 
+from specdec.drafting.modules import read_stored
 from specdec.errors import ArtifactError, one_line
 from specdec_mtp.find import HeadKind
 
@@ -83,7 +84,8 @@ def read_tensors(files: HeadFiles, *, sanitize: Sanitize | None = None) -> dict[
     Raises:
         ArtifactError: a tensor has a name or form that no such head has, or one is missing.
     """
-    stored = {name: w for name, w in _load(files).items() if "rotary_emb.inv_freq" not in name}
+    read = read_stored(files.tensors)
+    stored = {name: w for name, w in read.items() if "rotary_emb.inv_freq" not in name}
     _check_blocks(files, stored)
     if files.kind is HeadKind.MTP:
         named = _experts_stacked(files, _dequantized(stored))
@@ -97,22 +99,6 @@ def read_tensors(files: HeadFiles, *, sanitize: Sanitize | None = None) -> dict[
             f"{files.path} cannot be read ({one_line(error)}); download it again"
         ) from error
     return named
-
-
-def _load(files: HeadFiles) -> dict[str, mx.array]:
-    """The listed tensors, not read yet: MLX reads an array's bytes when it is evaluated."""
-    found = {}
-    for file in sorted({where.file for where in files.tensors.values()}):
-        try:
-            arrays = cast("dict[str, mx.array]", mx.load(str(file), format="safetensors"))
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"{file} cannot be read ({one_line(error)}); download it again"
-            ) from error
-        for name, where in files.tensors.items():
-            if where.file == file:
-                found[name] = arrays[where.name]
-    return found
 
 
 def _check_blocks(files: HeadFiles, stored: Mapping[str, mx.array]) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from specdec_mtp.build import build_head, parameters_of, without_drawing
+from specdec.drafting.modules import parameters_of, without_drawing
+from specdec_mtp.build import build_head
 from specdec_mtp.find import HeadKind
 from specdec_mtp.heads import MtpHead, NextnHead
 from specdec_mtp.layers import family_of
