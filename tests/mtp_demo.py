@@ -1,94 +1,20 @@
-"""The demo model with its trained head, short prompts, and the texts that must come out.
-
-Greedy references are mlx-lm's own ``stream_generate``, seeded ones the target alone. On the CPU the
-bits of this model in bfloat16 do not depend on the width of a window, so texts have to be equal.
-"""
+"""The demo model with its trained head; see ``demo_texts``."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
 
-import mlx_lm
-from attrs import frozen
-
-import specdec_demo
-from specdec import LoadedDrafter, SamplingOptions, load_drafter, load_model, stream_generate
-
-if TYPE_CHECKING:
-    from specdec import GenerationStats
+from demo_texts import SEEDED, DemoTexts, Output, draws
 
 __all__ = ["SEEDED", "Output", "demo", "drafted", "draws", "greedy", "head", "prompts", "seeded"]
 
-SEEDED = SamplingOptions(temp=0.8, top_p=0.95)
+_TEXTS = DemoTexts("demo-qwen3_5", "mtp")
 
-
-@cache
-def demo() -> tuple[Any, Any]:
-    """The model and its tokenizer, as ``mlx_lm.load`` returns them."""
-    found: tuple[Any, Any] = load_model("demo-qwen3_5")
-    return found
-
-
-@cache
-def head(**options: Any) -> LoadedDrafter:
-    """The model's own head under these options, tried at load where there are none; stays open."""
-    return load_drafter("mtp", *demo(), **({"probe": False, **options} if options else {}))
-
-
-@cache
-def prompts() -> tuple[tuple[int, ...], ...]:
-    """Eight beginnings of held-out texts, code and prose in turn, 18 to 25 tokens."""
-    _, tokenizer = demo()
-    lines = map(json.loads, specdec_demo.prompts().read_text().splitlines())
-    by_kind = sorted(lines, key=lambda line: str(line["kind"]))  # chat, code, prose
-    kinds = [list(group)[:4] for _, group in groupby(by_kind, key=lambda line: line["kind"])]
-    texts = [line["text"] for four in zip(*kinds[1:], strict=True) for line in four]
-    return tuple(tuple(tokenizer.encode(text)[: 18 + at]) for at, text in enumerate(texts))
-
-
-@frozen
-class Output:
-    """What a request gave."""
-
-    tokens: tuple[int, ...]
-    text: str
-    finish: str | None
-    stats: GenerationStats
-
-    @property
-    def per_forward(self) -> float:
-        return len(self.tokens) / self.stats.target_forwards
-
-
-def drafted(
-    prompt: tuple[int, ...], drafter: LoadedDrafter | None, depth: int | None = None, **options: Any
-) -> Output:
-    """A request of its own executor; ``depth`` drafts a round."""
-    asked = {"max_tokens": 24, **options}
-    found = list(stream_generate(*demo(), prompt, drafter=drafter, num_draft_tokens=depth, **asked))
-    last = found[-1]
-    assert last.stats is not None
-    assert last.stats.draft_errors == last.stats.invalid_drafts == 0, last.stats.last_draft_error
-    text = "".join(each.text for each in found)
-    return Output(tuple(each.token for each in found), text, last.finish_reason, last.stats)
-
-
-@cache
-def greedy(prompt: tuple[int, ...], count: int = 24) -> tuple[int, ...]:
-    """mlx-lm's tokens."""
-    found = mlx_lm.stream_generate(*demo(), list(prompt), max_tokens=count)
-    return tuple(each.token for each in found)
+demo, prompts, drafted, greedy = _TEXTS.demo, _TEXTS.prompts, _TEXTS.drafted, _TEXTS.greedy
+head = _TEXTS.load
 
 
 @cache
 def seeded(prompt: tuple[int, ...], seed: int, count: int = 24) -> tuple[int, ...]:
     """The target's own tokens at :data:`SEEDED`."""
-    return drafted(prompt, None, max_tokens=count, seed=seed, **draws()).tokens
-
-
-def draws() -> dict[str, Any]:
-    """:data:`SEEDED` as options of ``stream_generate``."""
-    return {"temp": SEEDED.temp, "top_p": SEEDED.top_p}
+    return _TEXTS.seeded(prompt, seed, count)

@@ -9,6 +9,7 @@ from mutants.core_drafting import DRAFTING_MUTANTS
 from mutants.core_ends import END_MUTANTS
 from mutants.core_executor import EXECUTOR_MUTANTS
 from mutants.core_group import GROUP_MUTANTS
+from mutants.core_projected import PROJECTED_MUTANTS
 from mutants.core_rejection import REJECTION_MUTANTS
 from mutants.core_requests import REQUEST_MUTANTS
 from mutants.core_rings import RING_MUTANTS
@@ -35,4 +36,5 @@ CORE_MUTANTS = (
     *REQUEST_MUTANTS,
     *ROW_MUTANTS,
     *DRAFTING_MUTANTS,
+    *PROJECTED_MUTANTS,
 )

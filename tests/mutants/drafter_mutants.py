@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mutants.drafter_dflash import DFLASH, DFLASH_MUTANTS
 from mutants.drafter_mtp import MTP, MTP_MUTANTS
 from mutants.drafter_ngram import NGRAM, NGRAM_MUTANTS
 from mutants.drafter_recurrent import RECURRENT, RECURRENT_MUTANTS
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
     from mutants.edits import Mutant
 
-__all__ = ["DRAFTER_MUTANTS", "MTP", "NGRAM", "RECURRENT", "TAPPED"]
+__all__ = ["DFLASH", "DRAFTER_MUTANTS", "MTP", "NGRAM", "RECURRENT", "TAPPED"]
 
 DRAFTER_MUTANTS: Sequence[Mutant] = (
     *NGRAM_MUTANTS,
     *TAPPED_MUTANTS,
     *RECURRENT_MUTANTS,
     *MTP_MUTANTS,
+    *DFLASH_MUTANTS,
 )

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest's pyth
 
 from attrs import evolve, frozen
 from hypothesis.errors import Flaky, HypothesisException
-from mutants.drafter_mutants import DRAFTER_MUTANTS, MTP, NGRAM, RECURRENT, TAPPED
+from mutants.drafter_mutants import DFLASH, DRAFTER_MUTANTS, MTP, NGRAM, RECURRENT, TAPPED
 from mutants.edits import edited
 from mutants.suites import Result
 
@@ -109,6 +109,15 @@ SUBJECTS = (
         files=tuple(sorted(file.name for file in (REPOSITORY / MTP).glob("[a-z]*.py"))),
         provider="tiny",
         make=lambda made, other: made.tiny_head(seed=int(other)),
+        contract={},
+    ),
+    Subject(
+        name="dflash",
+        folder=DFLASH,
+        package="specdec_dflash",
+        files=tuple(sorted(file.name for file in (REPOSITORY / DFLASH).glob("[a-z]*.py"))),
+        provider="tiny",
+        make=lambda made, other: made.tiny_block(seed=int(other)),
         contract={},
     ),
 )

@@ -120,7 +120,8 @@ class ResidualBasis:
 
     Attributes:
         rotation: ``[H, H]``; a stored hidden ``h`` is ``h_original @ rotation``.
-        scale: ``[H]`` of the final norm that was folded into the head, or ``None``.
+        scale: ``[H]`` of the final norm that was folded into the head, or ``None``. Where it is,
+            the hidden after the final norm is ``(h_original / scale) @ rotation``.
     """
 
     rotation: mx.array
@@ -160,7 +161,13 @@ class TargetView(Protocol):
 
     @property
     def draft_projections(self) -> Mapping[str, Callable[..., mx.array]] | None:
-        """Operations the target offers for a drafter's own projections, by name."""
+        """Operations the target offers for a drafter's own projections, such as faster kernels.
+
+        The key is the last part of a projection's path: ``"q_proj"``, ``"gate_proj"``, ``"fc"``.
+        ``operation(x, linear)`` is given the input ``[..., in]`` and the drafter's own ``Linear``
+        or ``QuantizedLinear``, and returns what ``linear(x)`` returns, up to rounding. A drafter
+        that takes them does so before its first draft, and keeps to them.
+        """
 
     def can_tap(self, layers: Sequence[int]) -> bool:
         """Whether a forward of this target can capture exactly these layers."""

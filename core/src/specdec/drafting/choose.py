@@ -74,7 +74,8 @@ class Chooser:
         Args:
             logits: ``[B, V]``, or ``[B, N]`` of the ids alone.
             steps: B ints, samples drawn before the drafted position.
-            ids: ``[N]`` or ``[B, N]``, which were scored; none twice in a row.
+            ids: ``[N]`` or ``[B, N]``, which were scored; none twice in a row. The group's own
+                draft vocabulary is known by its array.
         """
         if self.greedy:
             return Choice(_picked(mx.argmax(logits, axis=-1), ids))

@@ -46,6 +46,9 @@ class ProjectedGroups:
         bind: the method for a target; raises where they do not belong together. Called once for
             each target, after its port and its taps have been checked.
         vocabulary: ascending ids that the method scores alone, or ``None`` for all.
+
+    Attributes:
+        listed: ``[N]`` the vocabulary; choices over it are made with this very array.
     """
 
     supports_adapters = False  # it reads hidden states of the weights it was trained with
@@ -66,7 +69,7 @@ class ProjectedGroups:
         self._tap_layers = tuple(tap_layers)
         self._bind: Callable[[TargetView], BlockMethod] | None = bind
         self._vocabulary = None if vocabulary is None else tuple(vocabulary)
-        self._listed = None if vocabulary is None else mx.array(list(vocabulary), mx.int32)
+        self.listed = None if vocabulary is None else mx.array(list(vocabulary), mx.int32)
         self._bound: tuple[object, RowsSettings] | None = None
 
     @property
@@ -158,7 +161,7 @@ class ProjectedGroups:
         settings = self._settings_for(target)
         choose = None
         if sampling is not None:
-            choose = Chooser(sampling, target.vocab_size, self._listed)
+            choose = Chooser(sampling, target.vocab_size, self.listed)
         rows = ProjectedRows(settings, target.vocab_size, choose)
         rows.prepare_append(checkpoints).commit()
         return rows

@@ -162,7 +162,7 @@ class WindowRows(OnlyLengthsTell):
         if positions.reading:
             before = self._length
             self._store(own, before + positions.width, kept=0)
-        else:
+        elif kept is None or any(kept):
             self._write(own, kept if kept is not None else [positions.width] * own[0].shape[0])
 
     def extract(self, row: int, *, share: bool = False) -> RotatingKVCache:

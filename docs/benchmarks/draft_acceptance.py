@@ -1,4 +1,4 @@
-"""What a multi-token-prediction head's drafts are worth: acceptance by place, and its readings.
+"""What a trained drafter's drafts are worth: acceptance by place, and its readings.
 
 For each reading and width: emitted tokens per target forward, the share accepted at each place of
 the draft, and how many texts are those of plain decoding. With ``--temp`` the drafts are drawn
@@ -6,9 +6,9 @@ with the target's own noise, and once more with noise of their own, which is wha
 coupled noise do. With ``--vocabulary`` drafts come from that share of the ids, the most frequent
 ones first.
 
-    python docs/benchmarks/mtp_acceptance.py --limit 50 --tokens 64 --widths 1,2,3,4
-    python docs/benchmarks/mtp_acceptance.py --temp 0.8 --widths 3
-    python docs/benchmarks/mtp_acceptance.py --vocabulary 0.25 --widths 3
+    python docs/benchmarks/draft_acceptance.py --limit 50 --tokens 64 --widths 1,2,3,4
+    python docs/benchmarks/draft_acceptance.py --temp 0.8 --widths 3
+    python docs/benchmarks/draft_acceptance.py --vocabulary 0.25 --widths 3
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo-qwen3_5")
-    parser.add_argument("--head", default="mtp", help="a kind, or the head's folder")
+    parser.add_argument("--drafter", default="mtp", help="a kind, a bundled drafter, or a folder")
     parser.add_argument("--prompts", default="demo")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=64)
@@ -164,7 +164,7 @@ def main() -> None:
                 given["draft_vocab"] = frequent(
                     asked.vocabulary, others or prompts, bind_target(model).vocab_size
                 )
-            drafter = load_drafter(asked.head, model, tokenizer, **given)
+            drafter = load_drafter(asked.drafter, model, tokenizer, **given)
             if not coupled:
                 uncouple(drafter)
             for width in map(int, asked.widths.split(",")):

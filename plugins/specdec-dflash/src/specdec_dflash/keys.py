@@ -1,0 +1,130 @@
+"""Reading a drafter's config key by key, so that what is missing or wrong is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from specdec.errors import ArtifactError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Keys"]
+
+_MISSING: Final = object()
+
+
+class Keys:
+    """Levels of a config, searched in order.
+
+    Args:
+        where: names the config in messages.
+        levels: mappings; the first that has a key with a value wins.
+    """
+
+    def __init__(self, where: str, *levels: Mapping[str, Any]) -> None:
+        self._where = where
+        self._levels: Sequence[Mapping[str, Any]] = levels
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default where no level has one."""
+        for level in self._levels:
+            found = level.get(key)
+            if found is not None:
+                return found
+        return default
+
+    def has(self, key: str) -> bool:
+        """Whether a level has a value for a key."""
+        return self.get(key, _MISSING) is not _MISSING
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number.
+
+        Raises:
+            ArtifactError: it is missing, or less than ``least``.
+        """
+        found = self._given(key, default)
+        if not isinstance(found, int) or isinstance(found, bool) or found < least:
+            raise self.wrong(key, f"a whole number of {least} or more")
+        return found
+
+    def number(
+        self, key: str, default: float | None = None, *, above: float | None = None
+    ) -> float:
+        """A finite number.
+
+        Raises:
+            ArtifactError: it is missing, none, or not above what it has to be above.
+        """
+        found = self._given(key, default)
+        numeric = isinstance(found, int | float) and not isinstance(found, bool)
+        if not numeric or not math.isfinite(found) or (above is not None and found <= above):
+            raise self.wrong(key, "a number" if above is None else f"a number above {above:g}")
+        return float(found)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            ArtifactError: something else.
+        """
+        found = self.get(key, default)
+        if not isinstance(found, bool):
+            raise self.wrong(key, "true or false")
+        return found
+
+    def counts(self, key: str, *, least: int = 0) -> tuple[int, ...]:
+        """A list of whole numbers, one at least.
+
+        Raises:
+            ArtifactError: it is missing, empty, or holds something else.
+        """
+        found = self._given(key, None)
+        if (
+            not isinstance(found, list | tuple)
+            or not found
+            or not all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in found)
+        ):
+            raise self.wrong(key, f"a list of whole numbers of {least} or more")
+        return tuple(found)
+
+    def one_of(self, key: str, known: Sequence[str], default: str | None = None) -> str:
+        """One of the known words.
+
+        Raises:
+            ArtifactError: another.
+        """
+        found = self._given(key, default)
+        if not isinstance(found, str) or found not in known:
+            raise self.wrong(key, " or ".join(known))
+        return found
+
+    def level(self, key: str) -> Mapping[str, Any]:
+        """A mapping, empty where there is none.
+
+        Raises:
+            ArtifactError: it is something else.
+        """
+        found = self.get(key, {})
+        if not isinstance(found, Mapping):
+            raise self.wrong(key, "a mapping")
+        return found
+
+    def within(self, level: Mapping[str, Any]) -> Keys:
+        """The same levels behind another one."""
+        return Keys(self._where, level, *self._levels)
+
+    def wrong(self, key: str, wanted: str) -> ArtifactError:
+        """The error for a value that cannot be used."""
+        return ArtifactError(
+            f"{self._where}: {key} is {one_line(repr(self.get(key)))}; it must be {wanted}"
+        )
+
+    def _given(self, key: str, default: Any) -> Any:
+        found = self.get(key, default)
+        if found is None:
+            raise ArtifactError(f"{self._where} has no {key}; give a complete release")
+        return found

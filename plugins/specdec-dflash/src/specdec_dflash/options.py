@@ -1,0 +1,70 @@
+"""Options that every kind of block drafter has, and what they mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from specdec.errors import OptionError, one_line
+from specdec_dflash.probe import Readable, read_as
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from specdec.plugins import LoadRequest
+
+__all__ = ["as_asked", "flag", "known_options"]
+
+C = TypeVar("C", bound=Readable)
+
+
+def known_options(request: LoadRequest, known: Sequence[str]) -> Mapping[str, Any]:
+    """The request's options.
+
+    Args:
+        request: its kind is named in messages.
+        known: names that it may have.
+
+    Raises:
+        OptionError: another one.
+    """
+    unknown = sorted(str(name) for name in request.options if name not in known)
+    if unknown:
+        raise OptionError(
+            f"{request.kind} has no option {', '.join(unknown)}; its options are {', '.join(known)}"
+        )
+    return request.options
+
+
+def flag(options: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """An option that is true or false.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    given = options.get(name)
+    if given is None:
+        return default
+    if not isinstance(given, bool):
+        raise OptionError(f"{name} is {one_line(repr(given))}; give true or false, or leave it out")
+    return given
+
+
+def as_asked(config: C, options: Mapping[str, Any]) -> C:
+    """A drafter's config, read as ``tap_shift`` and ``from_anchor`` say.
+
+    Args:
+        config: as the files say.
+        options: by name.
+
+    Raises:
+        OptionError: a value that makes no sense.
+    """
+    shift, taps = options.get("tap_shift"), config.taps
+    if shift is not None:
+        if shift not in (-1, 0, 1) or isinstance(shift, bool):
+            raise OptionError(f"tap_shift is {one_line(repr(shift))}; give -1, 0 or 1")
+        taps = tuple(tap + shift for tap in taps)
+        if min(taps) < 0:
+            raise OptionError(f"tap_shift is {shift}, but the first tap is layer 0; give 0 or 1")
+    from_anchor = flag(options, "from_anchor", default=config.from_anchor)
+    return read_as(config, taps, from_anchor=from_anchor)

@@ -1,0 +1,23 @@
+"""Training a DFlash drafter on one's own target; ``python -m specdec_dflash.train`` runs it."""
+
+from specdec_dflash.training.checkpoint import describe, load_state, save_drafter, save_state
+from specdec_dflash.training.data import TextWindows, read_texts, read_tokens
+from specdec_dflash.training.loop import Progress, Trainer, train
+from specdec_dflash.training.settings import TrainSettings
+from specdec_dflash.training.teacher import Reading, Teacher
+
+__all__ = [
+    "Progress",
+    "Reading",
+    "Teacher",
+    "TextWindows",
+    "TrainSettings",
+    "Trainer",
+    "describe",
+    "load_state",
+    "read_texts",
+    "read_tokens",
+    "save_drafter",
+    "save_state",
+    "train",
+]
