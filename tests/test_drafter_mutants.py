@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from functools import cache
+from typing import Any
 
 import pytest
 from mutants.drafter_mutants import DRAFTER_MUTANTS

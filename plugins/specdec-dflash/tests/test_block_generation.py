@@ -65,7 +65,8 @@ def test_seeded_tokens_are_those_of_the_target_alone(depth: int) -> None:
 
 
 def test_widths_are_pinned_to_what_the_block_was_trained_for() -> None:
-    assert BLOCK.load().num_draft_tokens == 15
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    assert BLOCK.load().num_draft_tokens == (2 if on_cpu else 15)
     assert BLOCK.load(num_draft_tokens=40).num_draft_tokens == 15
     found = BLOCK.drafted(prompts()[2], BLOCK.load(num_draft_tokens=3))
     assert len(found.stats.drafted_per_position) == 3

@@ -27,7 +27,7 @@ from specdec_dflash.config import config_digest
 from specdec_dflash.dspark_config import CONFIG_NAME, check_tensors, read_dspark
 from specdec_dflash.dspark_model import DsparkDrafting, DsparkModel, module_weights, turned
 from specdec_dflash.files import read_files
-from specdec_dflash.options import as_asked, flag, known_options
+from specdec_dflash.options import as_asked, drafts_a_round, flag, known_options
 from specdec_dflash.pairing import refused
 from specdec_dflash.probe import agreed
 
@@ -109,8 +109,7 @@ def load_drafter(request: LoadRequest) -> LoadedDraft:
         quantize_module(what, binding.model, packing, lambda path: not path.startswith("conf"))
     provider = dspark_provider(files.path.name, config, binding, thresholds)
     provider.grouped.method_for(target)
-    asked = request.num_draft_tokens or config.longest
-    return LoadedDraft(provider, min(asked, config.longest), config.longest)
+    return LoadedDraft(provider, drafts_a_round(request, config.longest), config.longest)
 
 
 def dspark_provider(

@@ -25,7 +25,7 @@ from specdec_dflash.config import config_digest
 from specdec_dflash.files import read_files
 from specdec_dflash.method import BlockDrafting, Drafting
 from specdec_dflash.model import BlockModel, folded
-from specdec_dflash.options import as_asked, flag, known_options
+from specdec_dflash.options import as_asked, drafts_a_round, flag, known_options
 from specdec_dflash.packagings import DEEPSPEC, DFLASH2, kind_of, read_config
 from specdec_dflash.pairing import check_pairing
 from specdec_dflash.probe import agreed
@@ -122,8 +122,7 @@ def load_drafter(request: LoadRequest) -> LoadedDraft:
         )
     provider = provider_of(files.path.name, config, binding, drafting, tensors.ids)
     provider.grouped.method_for(target)
-    asked = request.num_draft_tokens or config.longest
-    return LoadedDraft(provider, min(asked, config.longest), config.longest)
+    return LoadedDraft(provider, drafts_a_round(request, config.longest), config.longest)
 
 
 def provider_of(

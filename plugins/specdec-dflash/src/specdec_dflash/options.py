@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import mlx.core as mx
 
 from specdec.errors import OptionError, one_line
 from specdec_dflash.probe import Readable, read_as
@@ -12,7 +14,10 @@ if TYPE_CHECKING:
 
     from specdec.plugins import LoadRequest
 
-__all__ = ["as_asked", "flag", "known_options"]
+__all__ = ["as_asked", "drafts_a_round", "flag", "known_options"]
+
+CPU_WIDTH: Final = 2
+"""Drafts a round on a CPU where nobody names a number: there positions cost nearly what steps do."""
 
 C = TypeVar("C", bound=Readable)
 
@@ -33,6 +38,18 @@ def known_options(request: LoadRequest, known: Sequence[str]) -> Mapping[str, An
             f"{request.kind} has no option {', '.join(unknown)}; its options are {', '.join(known)}"
         )
     return request.options
+
+
+def drafts_a_round(request: LoadRequest, longest: int) -> int:
+    """The most drafts a round: what was asked for, and never more than a block was trained for.
+
+    Args:
+        request: may name a number.
+        longest: drafts of a block.
+    """
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    usual = CPU_WIDTH if on_cpu else longest
+    return min(request.num_draft_tokens or usual, longest)
 
 
 def flag(options: Mapping[str, Any], name: str, *, default: bool) -> bool:
