@@ -84,14 +84,14 @@ def test_the_wrong_column_is_put_right(tmp_path: Path) -> None:
     folder = from_first_column(tmp_path / "d")
     with (
         pytest.warns(SpecdecDrafterWarning, match="drafts from the second column"),
-        load_drafter(folder, *BLOCK.demo()) as loaded,
+        load_drafter(folder, *BLOCK.demo(), block="short") as loaded,
     ):
         found = BLOCK.drafted(BLOCK.prompts()[2], loaded, 3)
     assert found.stats.accepted_per_position == (
         BLOCK.drafted(BLOCK.prompts()[2], BLOCK.load(), 3).stats.accepted_per_position
     )
     with pytest.warns(SpecdecDrafterWarning, match="as asked"):
-        wrong = load_drafter(folder, *BLOCK.demo(), from_anchor=True)
+        wrong = load_drafter(folder, *BLOCK.demo(), block="short", from_anchor=True)
     with wrong:
         worse = BLOCK.drafted(BLOCK.prompts()[2], wrong, 3)
     assert worse.tokens == found.tokens

@@ -149,7 +149,7 @@ def followed(prompt: Sequence[int], text: Sequence[int]) -> list[list[tuple[floa
 def test_a_run_collects_what_was_said_and_what_came_of_it(tmp_path: Path) -> None:
     folder = parrot(tmp_path)
     drafter = load(folder, confidence="measure")
-    assert drafter.width(None) == 4
+    assert drafter.width(9) == 4
     found = collect(drafter, PROMPTS, max_tokens=COUNT)
     expected: list[list[tuple[float, bool]]] = [[] for _ in range(4)]
     for prompt, text in zip(PROMPTS, texts(), strict=True):
@@ -289,7 +289,7 @@ def drafted(drafter: LoadedDrafter) -> list[int]:
 
 def run(drafter: LoadedDrafter, prompt: Sequence[int]) -> tuple[list[int], GenerationStats]:
     group = VerifyGroup(drafter.target, drafter.provider, drafter=drafter.kind)
-    width = drafter.width(None)
+    width = drafter.width(99)
     request = Request(
         prompt=prompt, max_tokens=16, sampling=SamplingOptions(), num_draft_tokens=width
     )
@@ -306,7 +306,7 @@ def test_thresholds_of_a_deepspec_drafter_stand_in_its_config_and_cut(tmp_path: 
     folder = write_qwen(tmp_path / "drafter")
     before = json.loads((folder / "config.json").read_text())
     plain = deepspec(folder)
-    width = plain.width(None)
+    width = plain.width(99)
     pairs = collect(deepspec(folder, confidence="measure"), PROMPTS[:2], max_tokens=16)
     assert len(pairs) == width >= 3
     assert len({confidence for slot in pairs for confidence, _ in slot}) > width

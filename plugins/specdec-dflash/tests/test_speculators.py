@@ -218,7 +218,7 @@ def test_a_release_is_known_by_its_files(tmp_path: Path) -> None:
         kind = "deepspec" if own == "dspark" else own
         assert default_registry().select(folder).name == kind
     with load_drafter(folder, target_model(), tiny_tokenizer(), probe=False) as drafter:
-        assert (drafter.kind, drafter.num_draft_tokens) == ("dflash2", 4)
+        assert (drafter.kind, drafter.max_draft_tokens) == ("dflash2", 4)
 
 
 def test_other_speculators_are_nobodys(tmp_path: Path) -> None:

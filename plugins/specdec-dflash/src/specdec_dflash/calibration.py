@@ -109,7 +109,7 @@ def collect(
         ArtifactError: the drafter fails, or tells no confidence.
         OptionError: a number that makes no sense.
     """
-    width = drafter.width(None)
+    width = drafter.max_draft_tokens or drafter.num_draft_tokens  # every slot of a block
     pairs: Pairs = [[] for _ in range(width)]
     group = VerifyGroup(drafter.target, drafter.provider, drafter=drafter.kind)
     try:

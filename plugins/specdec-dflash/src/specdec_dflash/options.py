@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["as_asked", "drafts_a_round", "flag", "known_options"]
 
 CPU_WIDTH: Final = 2
-"""Drafts a round on a CPU where nobody names a number: there positions cost nearly what steps do."""
+"""Drafts a round on a CPU where nobody names a number: positions cost nearly what steps do."""
 
 C = TypeVar("C", bound=Readable)
 
