@@ -13,8 +13,9 @@ import numpy as np
 from attrs import define, field
 from deepspec_synthetic import target_model
 from oracles.block_plain import PlainDrafter
+from oracles.driven import Watched
 
-from specdec.contract import ContextKind, Sampled
+from specdec.contract import ContextKind
 from specdec.plugins import LoadedDraft, LoadRequest
 from specdec.targets import MlxLmTarget
 from specdec_dflash.files import read_files
@@ -31,25 +32,6 @@ if TYPE_CHECKING:
     from specdec.drafting import ProjectedRows
 
 __all__ = ["Driven", "Watched", "loaded", "log_softmax", "plain", "tapped"]
-
-
-@define
-class Watched:
-    """The draws of greedy rows, which keep what they were shown: ``[B, V]`` a slot."""
-
-    selection: Sampled = field(factory=Sampled)
-    rejecting: bool = False
-    seen: list[mx.array] = field(factory=list)
-
-    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        """The largest of each row."""
-        assert len(steps) == logprobs.shape[0]
-        self.seen.append(logprobs)
-        return mx.argmax(logprobs, axis=-1)
-
-    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        """Nobody may ask: no row is judged by rejection."""
-        raise AssertionError((logprobs.shape, steps))
 
 
 def loaded(folder: Path, target: MlxLmTarget, **options: Any) -> LoadedDraft:

@@ -106,7 +106,7 @@ def test_another_models_drafter_is_refused_unless_nobody_looks(tmp_path: Path) -
     assert isinstance(weights, dict)
     drawn = {name: mx.random.normal(w.shape, key=mx.random.key(1)) for name, w in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), drawn)
-    with pytest.raises(ArtifactError, match="it is another model's; give the drafter of this"):
+    with pytest.raises(ArtifactError, match="it is another model's; give the one of this"):
         load_drafter(folder, *BLOCK.demo())
     with load_drafter(folder, *BLOCK.demo(), probe=False) as loaded:
         found = BLOCK.drafted(BLOCK.prompts()[1], loaded, 2, max_tokens=6)

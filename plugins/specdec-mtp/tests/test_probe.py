@@ -144,7 +144,7 @@ def test_another_model_s_head_is_refused_unless_nobody_looks(tmp_path: Path) -> 
         for (name, array), key in zip(sorted(demo_tensors().items()), keys, strict=True)
     }
     path = split(tmp_path / "head", strange, None)
-    with pytest.raises(ArtifactError, match=r"expects \d %") as raised:
+    with pytest.raises(ArtifactError, match=r"expects \d%") as raised:
         load(path)
     assert "probe=false" in str(raised.value)
     assert "\n" not in str(raised.value)

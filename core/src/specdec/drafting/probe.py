@@ -7,19 +7,33 @@ compared at every position, in one forward of the target.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+import warnings
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 import mlx.core as mx
 from attrs import frozen
 
 from specdec.contract import ContextKind
+from specdec.errors import ArtifactError, SpecdecDrafterWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from specdec.contract import TargetView
 
-__all__ = ["FIRST", "FLOOR", "MARGIN", "TEXT", "Heard", "hear", "probe_tokens"]
+__all__ = [
+    "FIRST",
+    "FLOOR",
+    "MARGIN",
+    "TEXT",
+    "Heard",
+    "Probe",
+    "hear",
+    "probe_tokens",
+    "used_reading",
+]
+
+H = TypeVar("H")
 
 FLOOR: Final = 0.1
 """Agreement under which a drafter is none of this target's."""
@@ -112,3 +126,61 @@ def hear(target: TargetView, tokens: Sequence[int], layers: Sequence[int]) -> He
     )
     parts = mx.split(window.context, len(layers), axis=-1)
     return Heard(dict(zip(layers, parts, strict=True)), window.logits)
+
+
+@frozen(eq=False)
+class Probe(Generic[H]):
+    """How far a drafter agrees with its target, read in one way or another.
+
+    Attributes:
+        agreement: by reading, the share of the positions at which both expect the same token.
+        positions: how many positions were compared.
+    """
+
+    agreement: Mapping[H, float]
+    positions: int
+
+    @property
+    def best(self) -> H:
+        """The reading under which it agrees most; of equals the first."""
+        return max(self.agreement, key=lambda how: self.agreement[how])
+
+
+def used_reading(
+    what: str, probe: Probe[H], wanted: H, allowed: Collection[H], *, margin: float = MARGIN
+) -> H:
+    """The wanted reading, or one that agrees far better.
+
+    Args:
+        what: names the drafter in messages.
+        probe: what was found.
+        wanted: how it would be read; a key of ``probe.agreement``, as the others. Its ``str`` says
+            what it is.
+        allowed: readings that no option of the user's forbids.
+        margin: how much better another must agree.
+
+    Raises:
+        ArtifactError: it agrees with the target under no reading.
+
+    Warns:
+        SpecdecDrafterWarning: another reading agrees far better. It is used where it is allowed.
+    """
+    agreement, best = probe.agreement, probe.best
+    if agreement[best] < FLOOR:
+        raise ArtifactError(
+            f"{what} expects {agreement[best]:.0%} of {probe.positions} tokens of a short text "
+            "that its target expects, however it is read: it is another model's; give the one of "
+            "this target, or probe=false to draft with it all the same"
+        )
+    if agreement[best] - agreement[wanted] <= margin:
+        return wanted
+    better = max(allowed, key=lambda how: agreement[how])
+    used = better if agreement[better] - agreement[wanted] > margin else wanted
+    says = f"{what} agrees with its target at {agreement[wanted]:.0%} with {wanted}, and at "
+    says += f"{agreement[best]:.0%} with {best}; "
+    if used == wanted:
+        says += "the former is used, as asked"
+    else:
+        says += "the latter is used" if used == best else f"{used} is used, as far as asked"
+    warnings.warn(says, SpecdecDrafterWarning, stacklevel=2)
+    return used

@@ -8,24 +8,22 @@ what the target expects.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import mlx.core as mx
 from attrs import evolve, frozen
 
 from specdec.drafting import ContextRows
-from specdec.drafting.probe import FIRST, FLOOR, hear, probe_tokens
-from specdec.errors import ArtifactError, SpecdecDrafterWarning
+from specdec.drafting.probe import FIRST, Probe, hear, probe_tokens, used_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from specdec.contract import TargetView
     from specdec.drafting import BlockContext, ContextLayer, KeysAndValues
     from specdec.plugins import LoadRequest
 
-__all__ = ["MARGIN", "How", "Probe", "Probed", "Readable", "agreed", "probe_blocks", "read_as"]
+__all__ = ["MARGIN", "How", "Probed", "Readable", "agreed", "probe_blocks", "read_as"]
 
 _COLUMNS: Final = 2
 _ANCHORS: Final = 80  # positions that are drafted from
@@ -107,27 +105,9 @@ class How:
         return f"{taps} and drafts from {'the first' if self.from_anchor else 'the second'} column"
 
 
-@frozen(eq=False)
-class Probe:
-    """What was found.
-
-    Attributes:
-        agreement: share of the positions at which drafter and target expect the same token.
-        positions: how many positions were compared.
-    """
-
-    agreement: Mapping[How, float]
-    positions: int
-
-    @property
-    def best(self) -> How:
-        """The reading under which it agrees most; of equals the first."""
-        return max(self.agreement, key=lambda how: self.agreement[how])
-
-
 def probe_blocks(
     target: TargetView, config: C, make: Callable[[C], Probed], tokens: Sequence[int]
-) -> Probe | None:
+) -> Probe[How] | None:
     """Try each reading.
 
     Args:
@@ -218,29 +198,12 @@ def agreed(
     if probe is None:
         return config
     wanted = How(0, config.from_anchor)
-    agreement, best = probe.agreement, probe.best
-    if agreement[best] < FLOOR:
-        raise ArtifactError(
-            f"{what} expects {agreement[best]:.0%} of {probe.positions} tokens of a short text "
-            "that its target expects, however it is read: it is another model's; give the drafter "
-            "of this target, or probe=false to draft with it all the same"
-        )
-    if agreement[best] - agreement[wanted] <= MARGIN:
-        return config
     allowed = [
         how
-        for how in agreement
+        for how in probe.agreement
         if not ("tap_shift" in fixed and how.shift != wanted.shift)
         and not ("from_anchor" in fixed and how.from_anchor != wanted.from_anchor)
     ]
-    better = max(allowed, key=lambda how: agreement[how])
-    used = better if agreement[better] - agreement[wanted] > MARGIN else wanted
-    says = f"{what} agrees with its target at {agreement[wanted]:.0%} with {wanted}, and at "
-    says += f"{agreement[best]:.0%} with {best}; "
-    if used == wanted:
-        says += "the former is used, as asked"
-    else:
-        says += "the latter is used" if used == best else f"{used} is used, as far as asked"
-    warnings.warn(says, SpecdecDrafterWarning, stacklevel=2)
+    used = used_reading(what, probe, wanted, allowed, margin=MARGIN)
     taps = [tap + used.shift for tap in config.taps]
     return read_as(config, taps, from_anchor=used.from_anchor)

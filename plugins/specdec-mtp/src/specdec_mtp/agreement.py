@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from specdec.drafting.probe import FLOOR, MARGIN, probe_tokens
-from specdec.errors import ArtifactError, SpecdecDrafterWarning
+from specdec.drafting.probe import probe_tokens, used_reading
 from specdec_mtp.find import HeadKind
 from specdec_mtp.norms import NORM_NAMES, shifted
 from specdec_mtp.probe import How, probe_head, set_norms
@@ -18,10 +16,10 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
+    from specdec.drafting.probe import Probe
     from specdec.plugins import LoadRequest
     from specdec_mtp.heads import HeadModule
     from specdec_mtp.norms import NormEvidence
-    from specdec_mtp.probe import Probe
 
 __all__ = ["Wanted", "agreed"]
 
@@ -71,13 +69,7 @@ def agreed(
     probe = probe_head(request.target, head, tokens, norms)
     if probe is None:
         return wanted.how
-    if probe.agreement[probe.best] < FLOOR:
-        raise ArtifactError(
-            f"the {kind} head expects {_percent(probe, probe.best)} of {probe.positions} tokens of "
-            "a short text that its target expects, however it is read: it is another model's; "
-            "give the head of this target, or probe=false to draft with it all the same"
-        )
-    chosen = _chosen(probe, wanted)
+    chosen = _chosen(f"the {kind} head", probe, wanted)
     set_norms(head, norms[chosen.shift])
     return chosen
 
@@ -99,7 +91,7 @@ def _readings(
     return found
 
 
-def _chosen(probe: Probe, wanted: Wanted) -> How:
+def _chosen(what: str, probe: Probe[How], wanted: Wanted) -> How:
     """The wanted reading, or one that agrees far better."""
     open_to = [
         how
@@ -111,20 +103,4 @@ def _chosen(probe: Probe, wanted: Wanted) -> How:
         alike = [how for how in open_to if how.context is wanted.how.context]
         guess = max(alike, key=lambda how: probe.agreement[how])
         wanted = Wanted(how=guess, fixed=wanted.fixed, evidence=wanted.evidence)
-    better = max(open_to, key=lambda how: probe.agreement[how])
-    far = probe.agreement[probe.best] - probe.agreement[wanted.how] > MARGIN
-    if not far:
-        return wanted.how
-    used = better if probe.agreement[better] - probe.agreement[wanted.how] > MARGIN else wanted.how
-    says = f"the head agrees with its target at {_percent(probe, wanted.how)} with {wanted.how}, "
-    says += f"and at {_percent(probe, probe.best)} with {probe.best}; "
-    if used == wanted.how:
-        says += "the former is used, as asked"
-    else:
-        says += "the latter is used" if used == probe.best else f"{used} is used, as far as asked"
-    warnings.warn(says, SpecdecDrafterWarning, stacklevel=2)
-    return used
-
-
-def _percent(probe: Probe, how: How) -> str:
-    return f"{100 * probe.agreement[how]:.0f} %"
+    return used_reading(what, probe, wanted.how, open_to)

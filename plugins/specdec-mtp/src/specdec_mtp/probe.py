@@ -16,7 +16,7 @@ from mlx.utils import tree_unflatten
 
 from specdec.contract import ContextKind
 from specdec.drafting.modules import parameters_of
-from specdec.drafting.probe import FIRST, hear
+from specdec.drafting.probe import FIRST, Probe, hear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specdec.contract import RecurrentMtp, TargetView
     from specdec_mtp.heads import HeadModule
 
-__all__ = ["How", "Probe", "probe_head", "set_norms"]
+__all__ = ["How", "probe_head", "set_norms"]
 
 
 @frozen
@@ -44,30 +44,12 @@ class How:
         return f"{self.context} hidden states and 1 added to the norm weights {self.shift}"
 
 
-@frozen(eq=False)
-class Probe:
-    """What was found.
-
-    Attributes:
-        agreement: share of the positions at which head and target expect the same token.
-        positions: how many positions were compared.
-    """
-
-    agreement: Mapping[How, float]
-    positions: int
-
-    @property
-    def best(self) -> How:
-        """The reading under which the head agrees most; of equals the first."""
-        return max(self.agreement, key=lambda how: self.agreement[how])
-
-
 def probe_head(
     target: TargetView,
     head: HeadModule,
     tokens: Sequence[int],
     norms: Mapping[str, Mapping[str, mx.array]],
-) -> Probe | None:
+) -> Probe[How] | None:
     """Try each reading.
 
     Args:
