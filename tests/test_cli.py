@@ -155,9 +155,9 @@ def test_bench_compares_every_run_with_mlx_lm(
 
 MISTAKES = [
     (("--drafter", "nope"), "no installed plugin has the kind 'nope'; installed: "),
-    (("--drafter", "dflash"), "pip install specdec-dflash"),
+    (("--drafter", "assistant"), "pip install specdec-assistant"),
     (("--drafter", "./nope"), "drafter ./nope does not exist"),
-    (("--drafter", "demo-qwen3-dflash"), "no kind recognises"),
+    (("--drafter", "demo-qwen3-draft"), "no kind recognises"),
     (("--model", "nope"), "model nope is neither a folder nor a bundled model"),
     (("--model", str(demo_path().parent)), "has no config.json"),
     (("--temp", "-1"), "temp is -1.0"),

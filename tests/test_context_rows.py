@@ -341,14 +341,16 @@ def test_a_block_begins_where_each_row_ends(lengths: tuple[int, int]) -> None:
         expected: Any = lengths[0] if lengths[0] == lengths[1] else list(lengths)
         at = block.positions
         assert (at if isinstance(at, int) else at.tolist()) == expected
+        for number, pair in enumerate(stacked([drawn(np.random.default_rng(0), 3)] * 2)):
+            block.attend(number, mx.zeros((2, HEADS, 3, KEY)), *pair, scale=1.0)
 
 
 # Mistakes.
 
 
-@pytest.mark.parametrize("window", [0, -3])
-def test_a_window_has_a_position_at_least(window: int) -> None:
-    with pytest.raises(OptionError, match=f"window is {window}; give 1 or more"):
+@pytest.mark.parametrize("window", [0, -3, 2.5, "8", True])
+def test_a_window_has_a_position_at_least(window: Any) -> None:
+    with pytest.raises(OptionError, match=f"window is {window!r}; give 1 or more"):
         ContextLayer(window)
 
 
@@ -382,13 +384,41 @@ def test_a_block_that_fails_leaves_the_rows_as_they_were() -> None:
             assert np.array_equal(np.array(array), text.arrays()[name])
 
 
-def test_a_layer_is_attended_once_in_a_block() -> None:
+WRONGLY: dict[str, tuple[list[tuple[int, int]], str]] = {
+    "twice": ([(0, 2), (0, 2)], "layer 0 was attended twice in one block"),
+    "one that is not there": ([(4, 2)], "layer 4 was attended but does not exist"),
+    "too few columns": ([(0, 1)], "layer 0 got 1 queries and 1 keys; a block has context.width"),
+    "not all": ([(0, 2), (1, 2), (3, 2)], "layer 2 is declared, but the block did not attend"),
+}
+
+
+@pytest.mark.parametrize("how", WRONGLY)
+def test_each_layer_is_attended_once_with_the_whole_block(how: str) -> None:
     context, _ = filled([4])
-    new = stacked([drawn(np.random.default_rng(0), 2)])[0]
-    with context.block([2]) as block:
-        block.attend(0, mx.zeros((1, HEADS, 2, KEY)), *new, scale=1.0)
-        with pytest.raises(RollbackError, match="a window of 2 positions was appended"):
-            block.attend(0, mx.zeros((1, HEADS, 2, KEY)), *new, scale=1.0)
+    calls, says = WRONGLY[how]
+
+    def attend() -> None:
+        with context.block([2]) as block:
+            for layer, width in calls:
+                new = stacked([drawn(np.random.default_rng(0), width)])[0]
+                block.attend(layer, mx.zeros((1, HEADS, width, KEY)), *new, scale=1.0)
+
+    with pytest.raises(ContractError, match=says):
+        attend()
+    assert context.lengths == (4,)
+    blocked(context, [2], 0)
+
+
+def test_a_failed_append_leaves_the_rows_as_they_were() -> None:
+    context, texts = filled([4])
+    whole = stacked([drawn(np.random.default_rng(0), 2)])
+    uneven = [whole[0], *stacked([drawn(np.random.default_rng(0), 3)])[1:]]
+    with pytest.raises(RollbackError):
+        context.append(uneven, [2])
+    assert context.lengths == (4,)
+    context.append(whole, [0])
+    for name, array in cache_arrays(context.extract(0)).items():
+        assert np.array_equal(np.array(array), texts[0].arrays()[name])
 
 
 def test_rows_that_left_leave_nothing_for_those_that_come() -> None:

@@ -225,7 +225,7 @@ UNFIT: dict[str, tuple[Tensors, tuple[str, ...], str]] = {
     ),
     "a scalar": ({"up.weight": mx.zeros(())}, (), "has shape (), but its config"),
     "no format": (_packed(64, 16, 2), (), "up.scales has shape (64, 2) without biases beside it"),
-    "no groups": (_packed(64, 16, 0), (), "up.scales has shape (64, 0) without biases beside it"),
+    "no groups": (_packed(64, 16, 0), (), "up.scales has shape (64, 0)"),
     "float scales of a float format": (
         _packed(64, 16, 4),
         (),

@@ -28,8 +28,9 @@ from specdec.contract import (
     SupportsDeviceDraft,
     SupportsPreview,
 )
+from specdec.drafting.block_method import BlockDraft
 from specdec.drafting.context import ContextLayer
-from specdec.drafting.projected import BlockDraft, cache_layout
+from specdec.drafting.projected import cache_layout
 from specdec.drafting.projected_provider import ProjectedGroups, ProjectedProvider
 from specdec.errors import (
     CheckpointError,
@@ -401,7 +402,7 @@ def test_a_target_that_lacks_taps_is_refused_before_anything_is_bound(target: Ti
     with pytest.raises(TargetLacksError, match="hidden_taps"):
         factory.open_prefill(target=target.without("hidden_taps"), checkpoints=[None])
     further, none_bound = groups(taps=(0, 3))
-    with pytest.raises(TargetLacksError, match="hidden_taps 0, 3 of its 2 layers"):
+    with pytest.raises(TargetLacksError, match=r"hidden_taps of layers 0, 3 \(it has 2\)"):
         further.row_bytes(target, 10)
     assert bound == none_bound == []
     assert factory.target_tap_layers(target) == TAPS

@@ -68,6 +68,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, help="of every layer of the drafter")
     parser.add_argument("--bits", type=int, default=0, help="of the target")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "--draft-only",
+        action="store_true",
+        help="the drafter's share of a round beside its bare attention, without the target",
+    )
     return parser.parse_args()
 
 
@@ -188,6 +193,38 @@ def measure(
     group.close()
 
 
+def measure_draft(
+    asked: argparse.Namespace,
+    target: MlxLmTarget,
+    provider: ProjectedProvider,
+    sizes: Sequence[int],
+) -> None:
+    """The drafter's share of a round, and attention of its shape over a context of that length."""
+    batch, context = sizes
+    depth, features = asked.depth, 5 * PUBLISHED.hidden_size
+    group = prefilled(provider, target, batch, context)
+    hidden = mx.random.normal((batch, 1 + depth, features)).astype(mx.bfloat16)
+    heads, size = PUBLISHED.heads, PUBLISHED.head_dim
+    keys = mx.random.normal((batch, PUBLISHED.kv_heads, context, size)).astype(mx.bfloat16)
+    queries = mx.random.normal((batch, heads, 1 + depth, size)).astype(mx.bfloat16)
+    mx.eval(hidden, keys, queries)
+
+    def share() -> None:
+        proposal = group.draft_device([1] * batch, [depth] * batch, [0] * batch)
+        mx.eval(proposal.tokens)
+        proposal.resolve([0] * (batch * depth))
+        group.commit([asked.accepted] * batch, hidden)
+
+    def attention() -> None:
+        attend = mx.fast.scaled_dot_product_attention
+        mx.eval([attend(queries, keys, keys, scale=1.0) for _ in PUBLISHED.windows])
+
+    found = timed({"share of a round": share, "attention alone": attention}, asked.repeats)
+    words = ", ".join(f"{name} {value:.2f} ms" for name, value in found.items())
+    print(f"batch {batch} context {context}: {words}", flush=True)
+    group.close()
+
+
 def main() -> None:
     """Build, time and print."""
     asked = arguments()
@@ -199,7 +236,8 @@ def main() -> None:
     provider = drafter_of(asked)
     for batch in map(int, asked.batches.split(",")):
         for context in map(int, asked.contexts.split(",")):
-            measure(asked, target, provider, (batch, context))
+            how = measure_draft if asked.draft_only else measure
+            how(asked, target, provider, (batch, context))
 
 
 if __name__ == "__main__":

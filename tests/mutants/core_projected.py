@@ -169,10 +169,9 @@ PROJECTED_MUTANTS = (
     Mutant(
         name="projected-failed-block-stays-open",
         file=CONTEXT,
-        old="        try:\n            yield BlockContext(self._caches(), positions, width, "
-        "tuple(columns))\n        finally:\n            live.rollback",
-        new="        if True:\n            yield BlockContext(self._caches(), positions, width, "
-        "tuple(columns))\n            live.rollback",
+        old="            yield block\n            block.check_attended()\n        finally:\n",
+        new="            yield block\n            block.check_attended()\n"
+        "        except ValueError:\n            raise\n        else:\n",
         killed_by=OF_CONTEXT + "test_a_block_that_fails_leaves_the_rows_as_they_were",
         why="After an error in a drafter no round can be begun.",
     ),
@@ -185,10 +184,35 @@ PROJECTED_MUTANTS = (
         why="Positions of a block are off by one.",
     ),
     Mutant(
+        name="projected-failed-append-stays-open",
+        file=CONTEXT,
+        old="            live.rollback(kept)  # a failure leaves the rows as they were\n",
+        new="            if any(kept):\n                live.rollback(kept)\n",
+        killed_by=OF_CONTEXT + "test_a_failed_append_leaves_the_rows_as_they_were",
+        why="After an error in project() no round can be begun.",
+    ),
+    Mutant(
+        name="projected-layer-may-be-forgotten",
+        file=CONTEXT,
+        old="            block.check_attended()\n",
+        new="",
+        killed_by=OF_CONTEXT + "test_each_layer_is_attended_once_with_the_whole_block[not all]",
+        why="A layer that a drafter forgets to attend is not heard of.",
+    ),
+    Mutant(
+        name="projected-taps-keep-their-own-type",
+        file=PROJECTED,
+        old=".astype(self._settings.dtype)",
+        new="",
+        killed_by="tests/test_block_mistakes.py::"
+        "test_a_target_whose_layers_compute_in_another_type_is_drafted_for[mlx.core.bfloat16]",
+        why="Rows of a target of mixed types are refused when they are handed over.",
+    ),
+    Mutant(
         name="projected-rows-keep-what-all-keep",
         file=CONTEXT,
-        old="        live.rollback(list(counts))\n",
-        new="        live.rollback([max(counts)] * len(counts))\n",
+        old="            kept = list(counts)\n",
+        new="            kept = [max(counts)] * len(counts)\n",
         killed_by=HELD,
         why="Padding of the shorter rows becomes context.",
     ),

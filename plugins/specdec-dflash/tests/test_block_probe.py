@@ -57,7 +57,7 @@ def test_a_sound_drafter_is_loaded_without_a_word() -> None:
 @pytest.mark.parametrize("by", [-1, 1])
 def test_taps_that_are_off_by_one_are_put_right(by: int, tmp_path: Path) -> None:
     folder = shifted(tmp_path / "d", by)
-    says = f"taps one layer {'later' if by < 0 else 'earlier'}"
+    says = f"with tap_shift={-by} and from_anchor=false; the latter is used"
     with pytest.warns(SpecdecDrafterWarning, match=says):
         loaded = load_drafter(folder, *BLOCK.demo())
     with loaded:
@@ -70,7 +70,10 @@ def test_taps_that_are_off_by_one_are_put_right(by: int, tmp_path: Path) -> None
 def test_what_an_option_says_is_kept_and_what_would_fit_is_told(tmp_path: Path) -> None:
     folder = shifted(tmp_path / "d", 1)
     with (
-        pytest.warns(SpecdecDrafterWarning, match="the former is used, as asked"),
+        pytest.warns(
+            SpecdecDrafterWarning,
+            match=r"with tap_shift=0 .* with tap_shift=-1 .*; the former is used, as asked",
+        ),
         load_drafter(folder, *BLOCK.demo(), tap_shift=0) as loaded,
     ):
         assert loaded.provider.grouped.target_tap_layers(loaded.target) == (2, 4, 5)  # type: ignore[attr-defined]
@@ -83,7 +86,7 @@ def test_what_an_option_says_is_kept_and_what_would_fit_is_told(tmp_path: Path) 
 def test_the_wrong_column_is_put_right(tmp_path: Path) -> None:
     folder = from_first_column(tmp_path / "d")
     with (
-        pytest.warns(SpecdecDrafterWarning, match="drafts from the second column"),
+        pytest.warns(SpecdecDrafterWarning, match="from_anchor=false; the latter is used"),
         load_drafter(folder, *BLOCK.demo(), block="short") as loaded,
     ):
         found = BLOCK.drafted(BLOCK.prompts()[2], loaded, 3)
@@ -106,7 +109,9 @@ def test_another_models_drafter_is_refused_unless_nobody_looks(tmp_path: Path) -
     assert isinstance(weights, dict)
     drawn = {name: mx.random.normal(w.shape, key=mx.random.key(1)) for name, w in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), drawn)
-    with pytest.raises(ArtifactError, match="it is another model's; give the one of this"):
+    with pytest.raises(
+        ArtifactError, match="it is another model's, or hardly trained; give the one of this"
+    ):
         load_drafter(folder, *BLOCK.demo())
     with load_drafter(folder, *BLOCK.demo(), probe=False) as loaded:
         found = BLOCK.drafted(BLOCK.prompts()[1], loaded, 2, max_tokens=6)

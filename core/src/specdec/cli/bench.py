@@ -136,7 +136,8 @@ def read_prompts(name: str, limit: int | None = None) -> list[str]:
     """
     bundled = find_prompts(name)
     where = name if bundled is None else str(bundled)
-    lines = read_text(where).splitlines() if bundled is not None or name != "demo" else []
+    text = read_text(where) if bundled is not None or name != "demo" else ""
+    lines = text.removesuffix("\n").split("\n") if text else []  # JSON may hold other line ends
     if not lines:
         known = ", ".join(prompt_names()) or "none"
         raise OptionError(f"prompts {name}: nothing is there; give a file (bundled: {known})")
@@ -144,7 +145,7 @@ def read_prompts(name: str, limit: int | None = None) -> list[str]:
     for number, line in enumerate(lines, 1):
         try:
             text = str(json.loads(line)["text"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise OptionError(f'{where}: line {number} is no JSON object with "text"') from error
         prompts.append(check_text(text, f"{where}: line {number}"))
     if limit is not None and limit < 1:

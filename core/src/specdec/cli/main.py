@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from specdec.cli import bench, check, generate, listing, new_drafter
@@ -21,6 +22,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
+
+
+def _said_in_a_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning without the line of code that gave it."""
+    print(f"specdec: warning: {one_line(message)}", file=sys.stderr)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a character gets a stand-in, not a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        status: int = args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _said_in_a_line
+            status: int = args.run(args)
         sys.stdout.flush()
     except SpecdecError as error:
         print(f"specdec: {' '.join(str(error).split())}", file=sys.stderr)

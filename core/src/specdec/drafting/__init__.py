@@ -5,6 +5,7 @@
 ``projected`` are everything of a block drafter but its numerics.
 """
 
+from specdec.drafting.block_method import BlockDraft, BlockMethod
 from specdec.drafting.checks import (
     check_features,
     check_ids,
@@ -18,7 +19,7 @@ from specdec.drafting.checks import (
 )
 from specdec.drafting.choose import BlockChoices, Choice, Chooser, declared
 from specdec.drafting.context import BlockContext, ContextLayer, ContextRows, KeysAndValues
-from specdec.drafting.projected import BlockDraft, BlockMethod, ProjectedRows
+from specdec.drafting.projected import ProjectedRows
 from specdec.drafting.projected_provider import ProjectedGroups, ProjectedProvider
 from specdec.drafting.rounds import Asked, Drafted, Rounds
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 from attrs import frozen
 
 from specdec.contract import Greedy, Listed
+from specdec.errors import ContractError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,16 @@ class Chooser:
             steps: B ints, samples drawn before the drafted position.
             ids: ``[N]`` or ``[B, N]``, which were scored; none twice in a row. The group's own
                 draft vocabulary is known by its array.
+
+        Raises:
+            ContractError: another number of logits than of ids.
         """
+        scored = self._vocab_size if ids is None else ids.shape[-1]
+        if logits.shape[-1] != scored:
+            raise ContractError(
+                f"the logits are of {logits.shape[-1]} ids, but there are {scored}; pass the ids "
+                "that were scored"
+            )
         if self.greedy:
             return Choice(_picked(mx.argmax(logits, axis=-1), ids))
         sampling, selection = self._sampling, self._sampling.selection
@@ -125,7 +135,7 @@ class BlockChoices:
             ids: ``[N]``, which were scored, or ``None`` for all.
         """
         if self._choose.greedy:
-            return _picked(mx.argmax(logits, axis=-1), ids)
+            return self._choose(logits, self._steps, ids).ids
         slots = [self.next(logits[:, at], ids) for at in range(logits.shape[1])]
         return mx.stack(slots, axis=1)
 

@@ -35,8 +35,9 @@ KeysAndValues = tuple[mx.array, mx.array]
 
 
 def _positive(_instance: object, _attribute: Attribute[int | None], value: int | None) -> None:
-    if value is not None and value < 1:
-        raise OptionError(f"a context layer's window is {value}; give 1 or more, or None")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and (not whole or value < 1):
+        raise OptionError(f"a context layer's window is {value!r}; give 1 or more, or None")
 
 
 @frozen
@@ -136,11 +137,14 @@ class ContextRows:
             raise ContractError(
                 f"project() returned {len(projected)} layers, but {len(self._layers)} are declared"
             )
-        live = self._live
+        live, kept = self._live, [0] * len(counts)
         live.begin_round(projected[0][0].shape[2])
-        for cache, (keys, values) in zip(self._caches(), projected, strict=True):
-            cache.update_and_fetch(keys, values)
-        live.rollback(list(counts))
+        try:
+            for cache, (keys, values) in zip(self._caches(), projected, strict=True):
+                cache.update_and_fetch(keys, values)
+            kept = list(counts)
+        finally:
+            live.rollback(kept)  # a failure leaves the rows as they were
 
     def _caches(self) -> list[Any]:
         [(caches, _)] = self._live.row_caches  # rows of any length are one batch
@@ -154,6 +158,9 @@ class ContextRows:
 
         Args:
             columns: B ints, positions of each row's block; rows may differ, and each sees its own.
+
+        Raises:
+            ContractError: a layer was not attended, or twice.
         """
         live = self._live
         needed = max(columns)
@@ -162,7 +169,9 @@ class ContextRows:
         positions = self.positions
         live.begin_round(width)
         try:
-            yield BlockContext(self._caches(), positions, width, tuple(columns))
+            block = BlockContext(self._caches(), positions, width, tuple(columns))
+            yield block
+            block.check_attended()
         finally:
             live.rollback([0] * live.row_count)
 
@@ -198,6 +207,7 @@ class BlockContext:
     ) -> None:
         self._caches = caches
         self._columns = columns
+        self._attended: set[int] = set()
         self.positions = positions
         self.width = width
 
@@ -223,7 +233,21 @@ class BlockContext:
 
         Returns:
             ``[B, query heads, W, D']``.
+
+        Raises:
+            ContractError: no such layer, one that was attended before, or a block of another width.
         """
+        if not 0 <= layer < len(self._caches) or layer in self._attended:
+            what = "twice in one block" if layer in self._attended else "but does not exist"
+            raise ContractError(
+                f"layer {layer} was attended {what}; attend each of {len(self._caches)} layers once"
+            )
+        if keys.shape[2] != self.width or queries.shape[2] != self.width:
+            raise ContractError(
+                f"layer {layer} got {queries.shape[2]} queries and {keys.shape[2]} keys; a block "
+                f"has context.width columns, {self.width} here"
+            )
+        self._attended.add(layer)
         cache = self._caches[layer]
         every_key, every_value = cache.update_and_fetch(keys, values)
         mask = cache.block_mask(self._columns, causal=causal)
@@ -231,3 +255,15 @@ class BlockContext:
             queries, every_key, every_value, scale=scale, mask=mask
         )
         return attended
+
+    def check_attended(self) -> None:
+        """Check that every layer was attended.
+
+        Raises:
+            ContractError: one was not.
+        """
+        missing = sorted(set(range(len(self._caches))) - self._attended)
+        if missing:
+            raise ContractError(
+                f"layer {missing[0]} is declared, but the block did not attend to it"
+            )

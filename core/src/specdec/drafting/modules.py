@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from specdec.errors import ArtifactError, OptionError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mlx.nn.layers.base import Module
 
@@ -34,6 +34,7 @@ __all__ = [
 
 _BITS: Final = (2, 3, 4, 5, 6, 8)
 _GROUPS: Final = (32, 64, 128)
+_FLOATS: Final = {(32, 4): "mxfp4", (32, 8): "mxfp8", (16, 4): "nvfp4"}  # by group and bits
 
 
 @frozen
@@ -188,12 +189,17 @@ def _pack_as_stored(what: str, module: Any, tensors: Mapping[str, mx.array]) -> 
         scales, weight = tensors.get(f"{path}.scales"), tensors.get(f"{path}.weight")
         if scales is None or weight is None or not hasattr(part, "to_quantized"):
             return False
-        size = part.weight.shape[-1]
-        bits, group = weight.shape[-1] * 32 // size, size // max(scales.shape[-1], 1)
-        if f"{path}.biases" in tensors:
+        affine, size = f"{path}.biases" in tensors, part.weight.shape[-1]
+        bits, group = _layout(weight.shape, scales.shape, size)
+        if not group or (affine and (bits not in _BITS or group not in _GROUPS)):
+            raise ArtifactError(
+                f"the packed weights of {what} cannot be used: {path}.weight has shape "
+                f"{tuple(weight.shape)} and {path}.scales has shape {tuple(scales.shape)}, which "
+                f"is no packing of mlx for {size} columns; convert them anew"
+            )
+        if affine:
             return {"bits": bits, "group_size": group, "mode": "affine"}
-        # Without offsets it is a floating point format: by its group and bits.
-        mode = {(32, 4): "mxfp4", (32, 8): "mxfp8", (16, 4): "nvfp4"}.get((group, bits))
+        mode = _FLOATS.get((group, bits))  # without offsets it is a floating point format
         if mode is None:
             raise ArtifactError(
                 f"{path}.scales has shape {tuple(scales.shape)} without biases beside it; "
@@ -208,6 +214,18 @@ def _pack_as_stored(what: str, module: Any, tensors: Mapping[str, mx.array]) -> 
         raise ArtifactError(
             f"the packed weights of {what} cannot be used ({one_line(error)}); convert them anew"
         ) from error
+
+
+def _layout(weight: Sequence[int], scales: Sequence[int], size: int) -> tuple[int, int]:
+    """Bits and group size of a packed weight of so many columns; zeros where there are none.
+
+    MLX divides by them, in native code that a wrong one ends the process in.
+    """
+    if min(len(weight), len(scales)) < 2 or tuple(weight[:-1]) != tuple(scales[:-1]):
+        return 0, 0
+    if not scales[-1] or size % scales[-1] or weight[-1] * 32 % size:
+        return 0, 0
+    return weight[-1] * 32 // size, size // scales[-1]
 
 
 def _check_shapes(what: str, module: Module, tensors: Mapping[str, mx.array]) -> None:
@@ -227,11 +245,13 @@ def _check_shapes(what: str, module: Module, tensors: Mapping[str, mx.array]) ->
                 f"the {name} of {what} has shape {tuple(tensors[name].shape)}, but its config and "
                 f"target need {tuple(array.shape)}; give the one of this target"
             )
-    _check_types(what, tensors)
+    _check_types(what, wanted, tensors)
 
 
-def _check_types(what: str, tensors: Mapping[str, mx.array]) -> None:
-    """Check that packed weights are what MLX multiplies with."""
+def _check_types(
+    what: str, wanted: Mapping[str, mx.array], tensors: Mapping[str, mx.array]
+) -> None:
+    """Check that packed weights are what MLX multiplies with, and that plain ones are numbers."""
     for name, scales in tensors.items():
         path = name.removesuffix(".scales")
         if path == name:
@@ -242,6 +262,12 @@ def _check_types(what: str, tensors: Mapping[str, mx.array]) -> None:
             raise ArtifactError(
                 f"the {path}.weight of {what} is {tensors[f'{path}.weight'].dtype} and its "
                 f"{path}.scales are {scales.dtype}, which is no packing of mlx; convert it anew"
+            )
+    for name, array in wanted.items():
+        if _floating(array) and not _floating(tensors[name]):
+            raise ArtifactError(
+                f"the {name} of {what} is {tensors[name].dtype}, which is no floating point type; "
+                "give an intact release"
             )
 
 

@@ -169,8 +169,8 @@ def used_reading(
     if agreement[best] < FLOOR:
         raise ArtifactError(
             f"{what} expects {agreement[best]:.0%} of {probe.positions} tokens of a short text "
-            "that its target expects, however it is read: it is another model's; give the one of "
-            "this target, or probe=false to draft with it all the same"
+            "that its target expects, however it is read: it is another model's, or hardly "
+            "trained; give the one of this target, or probe=false to draft with it all the same"
         )
     if agreement[best] - agreement[wanted] <= margin:
         return wanted

@@ -3,14 +3,15 @@
 A drafter of this family (DFlash, https://arxiv.org/abs/2602.06036, and its kin) projects tapped
 hidden states of the target into keys and values of its own layers, once for each position of the
 accepted stream, and fills a whole block of masked positions in one pass. What it has to say is a
-:class:`BlockMethod`; rows of different length, checkpoints, device drafts and previews are here.
+:class:`~specdec.drafting.block_method.BlockMethod`; rows of different length, checkpoints, device
+drafts and previews are here.
 
 Shapes: B rows, L positions, W = 1 + the longest draft, H hidden size, m tapped layers, d drafts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from attrs import frozen
@@ -33,66 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from specdec.contract import DeviceProposal, Proposal
+    from specdec.drafting.block_method import BlockDraft, BlockMethod
     from specdec.drafting.choose import Chooser
-    from specdec.drafting.context import BlockContext, ContextLayer, KeysAndValues
 
-__all__ = ["BlockDraft", "BlockMethod", "ProjectedRows", "RowsSettings", "cache_layout"]
-
-
-@frozen(eq=False)
-class BlockDraft:
-    """What a block drafted.
-
-    Attributes:
-        tokens: ``[B, d]`` ids on the device, d at most the depth that was asked for.
-        lengths: ``[B]`` ints on the device, where confidence cuts rows shorter.
-    """
-
-    tokens: mx.array
-    lengths: mx.array | None = None
-
-
-class BlockMethod(Protocol):
-    """A block drafter's numerics, bound to one target."""
-
-    @property
-    def layers(self) -> Sequence[ContextLayer]:
-        """Its layers, whose context is kept."""
-
-    @property
-    def features(self) -> int:
-        """Features of the tapped hidden states, m·H."""
-
-    @property
-    def longest(self) -> int:
-        """The most drafts of a block, which it was trained for."""
-
-    def columns(self, depth: int, /) -> int:
-        """Positions of the block that drafts so many tokens, 1 or more; the first is pending's."""
-
-    def project(self, hidden: mx.array, positions: int | mx.array, /) -> Sequence[KeysAndValues]:
-        """A layer's keys and values of positions that the target has read.
-
-        Args:
-            hidden: ``[B, L, m·H]`` tapped hidden states.
-            positions: of the first of them: an int, or ``[B]`` where rows differ.
-
-        Returns:
-            Per layer, ``[B, heads, L, D]`` each, position by position: what one position gives
-            must not depend on its neighbours.
-        """
-
-    def draft_device(
-        self, context: BlockContext, pending: mx.array, depth: int, choices: BlockChoices, /
-    ) -> BlockDraft:
-        """Draft a block.
-
-        Args:
-            context: what it attends to; ``context.width`` columns, at least ``columns(depth)``.
-            pending: ``[B]`` ids, which stand at ``context.positions``.
-            depth: the most drafts of any row, 1 to ``longest``.
-            choices: chooses the tokens, slot by slot or all at once.
-        """
+__all__ = ["ProjectedRows", "RowsSettings", "cache_layout"]
 
 
 @frozen(kw_only=True, eq=False)
@@ -104,6 +49,7 @@ class RowsSettings:
         namespace: the provider's ``checkpoint_namespace``.
         schema: name of the layout of a row's arrays.
         layout: shape ``[1, heads, 1, D]`` and type of every array at one position, by name.
+        dtype: that taps are read in: of the target's embedding, whatever its layers make of it.
         tap_layers: of the target, m of them.
     """
 
@@ -111,6 +57,7 @@ class RowsSettings:
     namespace: str
     schema: str
     layout: Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
+    dtype: mx.Dtype
     tap_layers: tuple[int, ...]
 
 
@@ -257,7 +204,8 @@ class ProjectedRows:
 
     def _append(self, hidden: mx.array, counts: list[int]) -> None:
         """Project and keep the first ``counts[b]`` positions of each row."""
-        projected = self._method.project(hidden[:, : max(counts)], self._rows.positions)
+        taps = hidden[:, : max(counts)].astype(self._settings.dtype)
+        projected = self._method.project(taps, self._rows.positions)
         self._rows.append(projected, counts)
 
     def _submit(self) -> None:
@@ -313,6 +261,7 @@ class ProjectedRows:
         with self._rows.block([method.columns(max(each, 1)) for each in asked.depths]) as block:
             pending = mx.array(asked.pending, mx.int32)
             drafted = method.draft_device(block, pending, depth, choices)
+        _check_draft(drafted, len(asked.pending), depth)
         # Whoever reads the ids computes all that was read, too.
         tokens: mx.array = mx.depends(drafted.tokens.astype(mx.int32), self._rows.arrays())
         return Drafted(tokens, drafted.lengths, choices.logq)
@@ -335,3 +284,11 @@ class ProjectedRows:
         """Let the rows go."""
         self._rounds.close()
         self._rows.filter_rows([])
+
+
+def _check_draft(drafted: BlockDraft, rows: int, depth: int) -> None:
+    shape = tuple(drafted.tokens.shape)
+    if len(shape) != 2 or shape[0] != rows or not 1 <= shape[1] <= depth:
+        raise ContractError(
+            f"the block drafted tokens of shape {shape}; draft [{rows}, 1 to {depth}]"
+        )

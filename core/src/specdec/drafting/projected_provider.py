@@ -1,7 +1,7 @@
 """A block drafter as a provider: its weights, and the row groups over a target.
 
 A new drafter of the family gives ``bind``, which checks that it belongs to a target and returns its
-:class:`~specdec.drafting.projected.BlockMethod` for it.
+:class:`~specdec.drafting.block_method.BlockMethod` for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from specdec.drafting.choose import Chooser
 from specdec.drafting.projected import ProjectedRows, RowsSettings, cache_layout
 from specdec.errors import ClosedError, TargetLacksError
 from specdec.state import room_for
+from specdec.state.rings import SLACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
         RowSampling,
         TargetView,
     )
-    from specdec.drafting.projected import BlockMethod
+    from specdec.drafting.block_method import BlockMethod
 
 __all__ = ["ProjectedGroups", "ProjectedProvider"]
-
-_SLACK = 64  # places that a ring has besides its window, at most
 
 
 class ProjectedGroups:
@@ -43,8 +42,8 @@ class ProjectedGroups:
         namespace: what identifies weights and settings; :attr:`checkpoint_namespace` is the
             schema and it.
         tap_layers: of the target, in order.
-        bind: the method for a target; raises where they do not belong together. Called once for
-            each target, after its port and its taps have been checked.
+        bind: the method for a target; raises where they do not belong together. Called when the
+            target is another than the last one, after its port and its taps have been checked.
         vocabulary: ascending ids that the method scores alone, or ``None`` for all.
 
     Attributes:
@@ -96,7 +95,7 @@ class ProjectedGroups:
         for number, layer in enumerate(settings.method.layers):
             held = room_for(tokens)
             if layer.window is not None:
-                held = min(held, layer.window + _SLACK)
+                held = min(held, layer.window + SLACK)
             for name in ("keys", "values"):
                 shape, dtype = settings.layout[f"{number}.{name}"]
                 total += prod(shape) * dtype.size * held
@@ -174,18 +173,26 @@ class ProjectedGroups:
         port: HiddenTaps = require_port(target, "hidden_taps", self._name)
         if not target.can_tap(self._tap_layers):
             raise TargetLacksError(
-                f"hidden_taps {', '.join(map(str, self._tap_layers))} of its {port.layer_count} "
-                "layers",
+                f"hidden_taps of layers {', '.join(map(str, self._tap_layers))} (it has "
+                f"{port.layer_count})",
                 self._name,
             )
         namespace = self.checkpoint_namespace  # the same whatever target it is bound to first
         method = self._bind(target)
+        features = len(self._tap_layers) * port.hidden_size
+        if method.features != features:
+            raise TargetLacksError(
+                f"hidden_taps of {method.features} features (its {len(self._tap_layers)} taps have "
+                f"{features})",
+                self._name,
+            )
         dtype = port.embed(mx.zeros((1, 1), mx.int32)).dtype
         settings = RowsSettings(
             method=method,
             namespace=namespace,
             schema=self._schema,
             layout=cache_layout(method, dtype),
+            dtype=dtype,
             tap_layers=self._tap_layers,
         )
         self._bound = target.identity, settings

@@ -78,7 +78,10 @@ def read_header(file: Path) -> Header:
         return Header(says.get("format") == "mlx", stored)
     except FileNotFoundError as error:
         raise ArtifactError(f"{file} does not exist; download it") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        *(OSError, ValueError, LookupError, TypeError),
+        *(AttributeError, RecursionError, OverflowError),  # the last from a shape of infinity
+    ) as error:
         raise ArtifactError(
             f"{file} is no readable safetensors file ({one_line(error)}); download it again"
         ) from error

@@ -47,6 +47,10 @@ class Readable(Protocol):
     def from_anchor(self) -> bool:
         """Whether the first column drafts."""
 
+    @property
+    def longest(self) -> int:
+        """The most drafts of a block."""
+
 
 class Probed(Protocol):
     """As much of a bound block drafter as is tried; see ``BlockDrafting``."""
@@ -91,7 +95,8 @@ class How:
     """One way to read a block drafter.
 
     Attributes:
-        shift: by how much the tapped layers lie behind those that its config names.
+        shift: by how much the tapped layers lie behind those that its config names, as the option
+            ``tap_shift`` says.
         from_anchor: whether the first column drafts.
     """
 
@@ -99,22 +104,25 @@ class How:
     from_anchor: bool
 
     def __str__(self) -> str:
-        taps = {0: "the taps of its config", 1: "taps one layer later"}.get(
-            self.shift, "taps one layer earlier"
-        )
-        return f"{taps} and drafts from {'the first' if self.from_anchor else 'the second'} column"
+        return f"tap_shift={self.shift} and from_anchor={str(self.from_anchor).lower()}"
 
 
 def probe_blocks(
-    target: TargetView, config: C, make: Callable[[C], Probed], tokens: Sequence[int]
+    target: TargetView,
+    config: C,
+    make: Callable[[C], Probed],
+    tokens: Sequence[int],
+    *,
+    asked: int = 0,
 ) -> Probe[How] | None:
     """Try each reading.
 
     Args:
         target: the bound target.
-        config: of the drafter.
+        config: of the drafter, its taps shifted as was asked.
         make: the drafter for a config.
         tokens: L ids.
+        asked: by how much its taps are shifted already.
 
     Returns:
         What was found; ``None`` where the target cannot be run from here.
@@ -139,9 +147,11 @@ def probe_blocks(
         taped = mx.concatenate([heard.hidden[tap] for tap in taps], axis=-1)
         hidden = _block_hidden(drafting, taped, anchors, pending)
         for column in range(_COLUMNS):
+            if read_as(config, taps, from_anchor=not column).longest < 1:
+                continue  # a block of one column has no second one
             expects = drafting.first_ids(hidden[:, column : column + 1], pending)
             same: Any = mx.mean((expects == expected).astype(mx.float32)).item()
-            agreement[How(shift, from_anchor=not column)] = float(same)
+            agreement[How(asked + shift, from_anchor=not column)] = float(same)
     return Probe(agreement, len(anchors))
 
 
@@ -194,10 +204,11 @@ def agreed(
     tokens = probe_tokens(request.tokenizer, request.target.vocab_size)
     if tokens is None:
         return config
-    probe = probe_blocks(request.target, config, make, tokens)
+    asked = request.options.get("tap_shift") or 0
+    probe = probe_blocks(request.target, config, make, tokens, asked=asked)
     if probe is None:
         return config
-    wanted = How(0, config.from_anchor)
+    wanted = How(asked, config.from_anchor)
     allowed = [
         how
         for how in probe.agreement
@@ -205,5 +216,5 @@ def agreed(
         and not ("from_anchor" in fixed and how.from_anchor != wanted.from_anchor)
     ]
     used = used_reading(what, probe, wanted, allowed, margin=MARGIN)
-    taps = [tap + used.shift for tap in config.taps]
+    taps = [tap + used.shift - asked for tap in config.taps]
     return read_as(config, taps, from_anchor=used.from_anchor)

@@ -46,6 +46,7 @@ def tiny_block(
     own_embedding: bool = False,
     own_head: bool = False,
     ids: tuple[int, ...] | None = None,
+    dtype: mx.Dtype = mx.float32,
     **changes: Any,
 ) -> ProjectedProvider:
     """A small drafter.
@@ -56,12 +57,14 @@ def tiny_block(
         own_embedding: whether it has an embedding of its own.
         own_head: whether it has a head of its own.
         ids: what that head scores, ascending; ``draft_vocab`` is set to their number.
+        dtype: of its weights.
         changes: of :data:`TINY`.
     """
     config = evolve(TINY, draft_vocab=None if ids is None else len(ids), **changes)
     with without_drawing():
         model = BlockModel(config, own_embedding=own_embedding, own_head=own_head or bool(ids))
-    load_module("a tiny drafter", model, random_weights(model, seed))
+    drawn = {name: array.astype(dtype) for name, array in random_weights(model, seed).items()}
+    load_module("a tiny drafter", model, drawn)
     return provider_of(f"tiny-{seed}", config, model, drafting or Drafting(), ids)
 
 
