@@ -12,6 +12,8 @@ import pytest
 
 import specdec_demo
 from specdec.cli import main
+from specdec.cli.bench import read_prompts
+from specdec.errors import OptionError
 from specdec_demo import path as demo_path
 
 if TYPE_CHECKING:
@@ -222,6 +224,18 @@ def test_a_bench_file_names_the_line_that_is_wrong(
     ):
         status, out, err = run(capsys, "bench", *options)
         assert (status, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_line_ends_that_json_may_hold_end_no_prompt(tmp_path: Path) -> None:
+    texts = ["a\u2028b", "c\u0085d", "e\u2029f\x1cg", "h\nk"]
+    lines = [json.dumps({"text": each}, ensure_ascii=False) for each in texts]
+    file = tmp_path / "prompts.jsonl"
+    for end in ("", "\n"):
+        file.write_bytes(("\r\n".join(lines) + end).encode())
+        assert read_prompts(str(file)) == texts
+    file.write_text(json.dumps({"text": "a"}) + "\n" + "[" * 100000)
+    with pytest.raises(OptionError, match="line 2 is no JSON object"):
+        read_prompts(str(file))
 
 
 def test_a_prompt_that_is_no_text_gets_one_line(

@@ -226,6 +226,54 @@ UNFIT: dict[str, tuple[Tensors, tuple[str, ...], str]] = {
     "a scalar": ({"up.weight": mx.zeros(())}, (), "has shape (), but its config"),
     "no format": (_packed(64, 16, 2), (), "up.scales has shape (64, 2) without biases beside it"),
     "no groups": (_packed(64, 16, 0), (), "up.scales has shape (64, 0)"),
+    "more groups than columns": (
+        _packed(64, 16, 1000, **{"up.biases": mx.zeros((64, 1000))}),
+        (),
+        "up.weight has shape (64, 16) and up.scales has shape (64, 1000), which is no packing of",
+    ),
+    "groups of no size of mlx": (
+        _packed(64, 16, 8, **{"up.biases": mx.zeros((64, 8))}),
+        (),
+        "which is no packing of mlx for 128 columns; convert them anew",
+    ),
+    "groups that do not come out even": (_packed(64, 16, 3), (), "up.scales has shape (64, 3)"),
+    "words that do not come out even": (_packed(64, 15, 4), (), "up.weight has shape (64, 15)"),
+    "no words": (
+        _packed(64, 0, 4, **{"up.biases": mx.zeros((64, 4))}),
+        (),
+        "up.weight has shape (64, 0)",
+    ),
+    "scales of other rows": (
+        _packed(64, 16, 4, **{"up.scales": mx.zeros((63, 4))}),
+        (),
+        "up.scales has shape (63, 4)",
+    ),
+    "a scalar of scales": (
+        {"up.weight": mx.zeros((64, 16), mx.uint32), "up.scales": mx.zeros(())},
+        (),
+        "up.scales has shape ()",
+    ),
+    "a packed scalar": (
+        {"up.weight": mx.zeros((), mx.uint32), "up.scales": mx.zeros((64, 4))},
+        (),
+        "up.weight has shape ()",
+    ),
+    "offsets of another shape": (
+        _packed(64, 16, 4, **{"up.biases": mx.zeros((64, 2))}),
+        (),
+        "the up.biases of the thing has shape (64, 2)",
+    ),
+    "a weight of complex numbers": (
+        {"up.weight": mx.zeros((64, 128), mx.complex64)},
+        (),
+        "the up.weight of the thing is mlx.core.complex64, which is no floating point type",
+    ),
+    "a weight of whole numbers": (
+        {"up.weight": mx.zeros((64, 128), mx.int32)},
+        (),
+        "the up.weight of the thing is mlx.core.int32, which is no",
+    ),
+    "a norm of truths": ({"norm.weight": mx.zeros((64,), mx.bool_)}, (), "norm.weight of the"),
     "float scales of a float format": (
         _packed(64, 16, 4),
         (),
@@ -251,6 +299,13 @@ UNFIT: dict[str, tuple[Tensors, tuple[str, ...], str]] = {
         "the packed weights of the thing cannot be used",
     ),
 }
+
+
+def test_a_parameter_that_is_no_floating_point_number_may_be_none() -> None:
+    module = Block()
+    module.ids = mx.zeros((3,), mx.int32)
+    load_module("the thing", module, {**drawn(3), "ids": mx.arange(3)})
+    assert module.ids.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", UNFIT)

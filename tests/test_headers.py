@@ -87,6 +87,8 @@ def test_what_lacks_of_a_cut_file_is_counted(tmp_path: Path) -> None:
         '{"a": 1}',
         '{"a": {"shape": [1], "dtype": "F32"}}',
         '{"a": {"shape": "x", "dtype": "F32", "data_offsets": [0, 0]}}',
+        '{"a": {"shape": [Infinity], "dtype": "F32", "data_offsets": [0, 0]}}',
+        '{"a": {"shape": [1], "dtype": "F32", "data_offsets": [0, Infinity]}}',
         '{"__metadata__": [1]}',
         "[" * 100_000,
     ],

@@ -376,4 +376,4 @@ def test_the_probe_hears_on_a_rotated_target_what_it_hears_on_the_original() -> 
         grouped: Any = draft.provider.grouped
         assert grouped.target_tap_layers(target) == (2, 4, 5), "as asked"
     assert said[0] == said[1]
-    assert "taps one layer earlier" in said[0][0]
+    assert "at 68% with tap_shift=0" in said[0][0]

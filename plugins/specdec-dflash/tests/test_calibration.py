@@ -20,10 +20,12 @@ from tiny_models import VOCABULARY, tiny_model
 
 import specdec_dflash.calibrate as command
 from specdec import LoadedDrafter, Request, SamplingOptions, VerifyGroup
+from specdec import load_drafter as load_any
 from specdec.errors import ArtifactError, OptionError
 from specdec.plugins import LoadRequest
 from specdec.targets import MlxLmTarget
-from specdec_dflash.calibration import calibrate, collect, store
+from specdec_dflash.calibration import _head_of, calibrate, collect, store
+from specdec_dflash.confidence import heard
 from specdec_dflash.dspark_loading import load_drafter
 
 if TYPE_CHECKING:
@@ -180,6 +182,27 @@ def test_nothing_is_heard_of_rounds_that_ask_for_no_confidence(tmp_path: Path) -
         collect(drafter, PROMPTS[:1], max_tokens=COUNT)
 
 
+def test_drafters_that_are_measured_at_once_do_not_hear_each_other(tmp_path: Path) -> None:
+    one, other = (load(parrot(tmp_path / name), confidence="measure") for name in "ab")
+    heads = [_head_of(each) for each in (one, other)]
+    assert heads[0] is not heads[1]
+    with heard(heads[0]) as first, heard(heads[1]) as second:
+        pairs = collect(one, PROMPTS[:1], max_tokens=COUNT)
+        assert len(first) > 1
+        assert not second
+        rounds = len(first)
+        assert collect(other, PROMPTS[:1], max_tokens=COUNT) == pairs
+        assert (len(first), len(second)) == (rounds, rounds)
+    collect(one, PROMPTS[:1], max_tokens=COUNT)
+    assert len(first) == rounds
+
+
+def test_a_drafter_of_another_plugin_tells_no_confidence() -> None:
+    drafter = load_any("ngram", tiny_model("qwen3"))
+    with pytest.raises(ArtifactError, match="told no confidence"):
+        collect(drafter, PROMPTS[:1])
+
+
 # The command.
 
 
@@ -205,15 +228,20 @@ class Letters:
         return {chr(token + 32): token for token in range(VOCABULARY)}
 
 
+class Long(Letters):
+    """The same, of any text."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) % VOCABULARY for letter in text]
+
+
 @pytest.fixture
 def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments for a parrot whose texts are known."""
     monkeypatch.setattr(command, "load_model", lambda name: (tiny_model("qwen3"), Letters()))
     monkeypatch.setattr("specdec_dflash.dspark_loading.agreed", lambda *told: told[2])
     folder = parrot(tmp_path / "parrot")
-    lines = [{"text": "".join(chr(token + 32) for token in prompt)} for prompt in PROMPTS]
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(map(json.dumps, lines)))
+    prompts = write_prompts(tmp_path)
     arguments = ["--model", "tiny", "--drafter", str(folder), "--prompts", str(prompts)]
     return [*arguments, "--max-tokens", str(COUNT), "--least-samples", "2"]
 
@@ -243,9 +271,62 @@ def test_the_command_prints_thresholds_and_stores_them_when_asked(
     assert json.loads(capsys.readouterr().out) == shown
 
 
+def write_prompts(folder: Path) -> Path:
+    lines = [{"text": "".join(chr(token + 32) for token in prompt)} for prompt in PROMPTS]
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "from_anchor"), [("dspark", True), ("deepspec", True), ("deepspec", False)]
+)
+@pytest.mark.parametrize("other", [False, True], ids=["as its files say", "read otherwise"])
+def test_what_the_command_writes_can_be_loaded_and_cuts_where_it_should(
+    kind: str, from_anchor: bool, other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3") if kind == "dspark" else target_model()
+    monkeypatch.setattr(command, "load_model", lambda name: (model, Letters()))
+    folder = tmp_path / "drafter"
+    if kind == "dspark":
+        write_dspark(folder)
+    else:
+        write_qwen(folder, sample_from_anchor=from_anchor)
+    asked = ["--model", "tiny", "--drafter", str(folder), "--prompts", str(write_prompts(tmp_path))]
+    asked += ["--max-tokens", "8", "--least-samples", "1", "--target", "1", "--write"]
+    asked += ["--option", "probe=false"]
+    if other:
+        asked += ["--option", f"from_anchor={json.dumps(not from_anchor)}"]
+    assert command.main(asked) == 0
+    with load_any(folder, model, Letters(), probe=False) as drafter:
+        assert drafter.num_draft_tokens == 2, "the number of a CPU; thresholds are for all slots"
+        assert drafter.max_draft_tokens == {"dspark": 4, "deepspec": 5}[kind]
+    # A target of 1 is never reached, so all drafts behind the first are cut.
+    used: dict[str, Any] = {"probe": False, "from_anchor": from_anchor != other}
+    with load_any(folder, model, Letters(), **used) as drafter:
+        assert len(drafted(drafter)) == 1
+    with load_any(folder, model, Letters(), confidence=False, **used) as drafter:
+        assert len(drafted(drafter)) == drafter.max_draft_tokens
+
+
+def test_a_drafter_that_the_probe_refuses_can_be_calibrated_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "load_model", lambda name: (target_model(), Long()))
+    folder = write_qwen(tmp_path / "drafter")
+    prompts = str(write_prompts(tmp_path))
+    asked = ["--model", "tiny", "--drafter", str(folder), "--prompts", prompts, "--max-tokens", "8"]
+    assert command.main(asked) == 2
+    assert "probe=false" in capsys.readouterr().err
+    assert command.main([*asked, "--option", "probe=false"]) == 0
+    assert json.loads(capsys.readouterr().out)["thresholds"][0] == 0.0
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
+        (["--option", "confidence=0.5"], "--option confidence is this command's own; leave it out"),
+        (["--option", "speed=1"], "has no option speed"),
         (["--target", "2"], "target is 2.0; give a share above 0"),
         (["--least-samples", "0"], "least_samples is 0; give 1 or more"),
         (["--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),

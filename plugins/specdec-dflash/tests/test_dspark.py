@@ -554,7 +554,7 @@ def from_the_second_column(folder: Path) -> Path:
 
 def test_the_wrong_slot_is_found_and_the_right_one_used(tmp_path: Path) -> None:
     folder = from_the_second_column(tmp_path)
-    with pytest.warns(SpecdecDrafterWarning, match="drafts from the second column; the latter is"):
+    with pytest.warns(SpecdecDrafterWarning, match="from_anchor=false; the latter is"):
         loaded = tried(folder)
     assert loaded.max_draft_tokens == GAMMA - 1
     rows = Rows.of(loaded, PROMPTS[:1])

@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 from block_training import MASK, arguments, letters_tokenizer, write_target, write_text
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
 from mlx_lm.models.cache import make_prompt_cache
-from tiny_models import VOCABULARY, random_state, tiny_model
+from tiny_models import VOCABULARY, build_model, random_state, tiny_model
 
 from specdec import load_model
 from specdec.drafting.modules import parameters_of
@@ -109,6 +110,24 @@ def test_the_texts_own_tokens_are_other_labels(target: Path, text: Path) -> None
     assert not same(one, other)
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "4 bits"])
+def test_targets_of_few_bits_are_learnt_from_and_stay_as_they_are(kind: str) -> None:
+    model = build_model("qwen3")
+    if kind == "4 bits":
+        quantize(model, 32, 4)
+    else:
+        model.set_dtype(mx.bfloat16)
+    before = {name: mx.array(array) for name, array in parameters_of(model).items()}
+    teacher = Teacher(model)
+    settings = TrainSettings(layers=1, block=4, length=16, batch=2, blocks=4, steps=30, lr=0.05)
+    windows = TextWindows(mx.random.randint(0, VOCABULARY, (32,), key=mx.random.key(4)), 16, 0)
+    trainer = Trainer(teacher, windows, describe(teacher, settings, (0, 1), MASK), settings)
+    losses: list[Any] = [trainer.train_step()[0].item() for _ in range(30)]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    after = parameters_of(model)
+    assert all(mx.array_equal(after[name], array).item() for name, array in before.items())
+
+
 def test_ctrl_c_saves_after_the_step_and_the_command_goes_on_from_there(
     target: Path,
     text: Path,
@@ -149,6 +168,18 @@ def test_ctrl_c_saves_after_the_step_and_the_command_goes_on_from_there(
         (["--steps", "0"], "steps is 0"),
         (["--minutes", "nan"], "minutes is nan"),
         (["--lr", "-1"], "lr is -1.0"),
+        (["--seed", str(2**32)], "seed is 4294967296; give a whole number of 0 to 4294967295"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--layers", str(10**13)], "layers is 10000000000000; give a whole number of 1 to 256"),
+        (["--block", str(10**13)], "block is 1"),
+        (["--batch", str(10**13)], "batch is 1"),
+        (["--length", str(10**13)], "length is 1"),
+        (["--blocks", str(10**13)], "blocks is 1"),
+        (["--steps", str(2**32)], "steps is 4294967296"),
+        (["--batch", "4096", "--blocks", "65536"], "together more than a step can hold"),
+        (["--save-every", "nan"], "--save-every is nan; give minutes"),
+        (["--save-every", "-1"], "--save-every is -1.0; give minutes"),
+        (["--report-every", "0"], "--report-every is 0; give 1 or more"),
         (["--labels", "both"], "labels is 'both'"),
         (["--mask-token", "64"], "mask_token is 64"),
         (["--length", "99999"], "fewer than one window"),

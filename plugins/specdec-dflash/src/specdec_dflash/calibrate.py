@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from specdec.cli.bench import read_prompts
+from specdec.cli.options import add_drafter_options, drafter_options
 from specdec.drafters import check_drafter, load_drafter
 from specdec.errors import OptionError, SpecdecError, one_line
 from specdec.models import load_model
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--target", type=float, default=0.8, help="share of accepted drafts that is wanted")
     add("--max-tokens", type=int, default=256, help="of each text")
     add("--least-samples", type=int, default=LEAST_SAMPLES, help="drafts of a slot that are enough")
+    add_drafter_options(parser)
     add("--write", action="store_true", help="leave the thresholds in the drafter's config")
     return parser
 
@@ -73,6 +75,10 @@ def _run(args: argparse.Namespace) -> int:
     calibrate([], args.target, args.least_samples)  # its mistakes, before anything is loaded
     if args.max_tokens < 1:
         raise OptionError(f"--max-tokens is {args.max_tokens}; give 1 or more")
+    options = drafter_options(args)
+    if "confidence" in options:
+        raise OptionError("--option confidence is this command's own; leave it out")
+    options["confidence"] = MEASURE
     texts = read_prompts(args.prompts, args.limit)
     kind, folder = check_drafter(args.drafter)
     name = "native" if kind is None else kind.name
@@ -83,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         )
     model, tokenizer = load_model(args.model)
     tokenizer = wrapped(tokenizer)
-    with load_drafter(folder, model, tokenizer, confidence=MEASURE) as drafter:
+    with load_drafter(folder, model, tokenizer, **options) as drafter:
         pairs = collect(
             drafter,
             [encode_prompt(text, tokenizer) for text in texts],

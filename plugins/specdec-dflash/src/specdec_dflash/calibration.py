@@ -20,14 +20,17 @@ from specdec.plugins.headers import read_object
 from specdec.sampling import SamplingOptions
 from specdec.verify import Request, VerifyGroup
 from specdec_dflash.confidence import heard
-from specdec_dflash.dspark_config import CONFIG_NAME
+from specdec_dflash.dspark_config import CONFIG_NAME, read_dspark
+from specdec_dflash.files import read_files
 from specdec_dflash.loading import CALIBRATED
+from specdec_dflash.packagings import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from specdec import LoadedDrafter
+    from specdec_dflash.confidence import ConfidenceHead
 
 __all__ = ["LEAST_SAMPLES", "calibrate", "collect", "store"]
 
@@ -113,7 +116,7 @@ def collect(
     pairs: Pairs = [[] for _ in range(width)]
     group = VerifyGroup(drafter.target, drafter.provider, drafter=drafter.kind)
     try:
-        with heard() as told:
+        with heard(_head_of(drafter)) as told:
             for prompt in prompts:
                 request = Request(
                     prompt=prompt,
@@ -144,10 +147,7 @@ def _follow(group: VerifyGroup, request: Request, told: list[Any], pairs: Pairs)
         if not drafted:
             continue
         if not told:
-            raise ArtifactError(
-                "the drafter told no confidence; load one that has a confidence head, and with "
-                'confidence="measure"'
-            )
+            raise _untold()
         sure: list[float] = told[-1][0].tolist()
         for slot in range(drafted):
             pairs[slot].append((sure[slot], slot < accepted))
@@ -155,8 +155,28 @@ def _follow(group: VerifyGroup, request: Request, told: list[Any], pairs: Pairs)
         raise row.error
 
 
+def _head_of(drafter: LoadedDrafter) -> ConfidenceHead:
+    grouped: Any = getattr(drafter.provider, "grouped", None)
+    method = grouped.method_for(drafter.target) if hasattr(grouped, "method_for") else None
+    head: ConfidenceHead | None = getattr(method, "confidence_head", None)
+    if head is None:
+        raise _untold()
+    return head
+
+
+def _untold() -> ArtifactError:
+    return ArtifactError(
+        "the drafter told no confidence; load one that has a confidence head, and with "
+        'confidence="measure"'
+    )
+
+
 def store(folder: Path, thresholds: Sequence[float], target: float, samples: int) -> Path:
     """Leave thresholds in a drafter's config, which is replaced at once, never half written.
+
+    As many are written as its loader wants: a ``dspark.json`` has one for each column, and the
+    first column drafts nothing in some; in a ``config.json``, a draft that a reading other than
+    its own adds has none, and is never cut.
 
     Args:
         folder: of the drafter.
@@ -174,10 +194,13 @@ def store(folder: Path, thresholds: Sequence[float], target: float, samples: int
     file = own if own.exists() else folder / "config.json"
     described = dict(read_object(file))
     if file == own:
-        sts = {"thresholds": list(thresholds), "target": target, "samples": samples}
+        columns = read_dspark(read_files(folder, CONFIG_NAME)).gamma
+        each = [0.0] * (columns - len(thresholds)) + list(thresholds)
+        sts = {"thresholds": each, "target": target, "samples": samples}
         described["config"] = {**described["config"], "sts": sts}
     else:
-        described[CALIBRATED] = list(thresholds)
+        slots = read_config(str(file), described).longest
+        described[CALIBRATED] = [*thresholds, *[0.0] * slots][:slots]
     new = file.with_name(f"{file.name}.new")
     try:
         new.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

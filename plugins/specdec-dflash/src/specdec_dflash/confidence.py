@@ -5,7 +5,6 @@ Shapes: B rows, d drafts, H hidden size, r rank.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
 from specdec.errors import ArtifactError, OptionError, one_line
+from specdec_dflash.keys import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ __all__ = [
     "ConfidenceHead",
     "confident_lengths",
     "heard",
+    "is_measure",
     "read_thresholds",
     "thresholds_for",
 ]
@@ -30,25 +31,28 @@ __all__ = [
 MEASURE: Final = "measure"
 """Value of the option ``confidence`` under which all is computed, and nothing is cut."""
 
-_ears: list[list[mx.array]] = []
+_ears: list[tuple[ConfidenceHead, list[mx.array]]] = []
 
 
 @contextmanager
-def heard() -> Iterator[list[mx.array]]:
-    """Collect the confidences of every draft that is made meanwhile.
+def heard(head: ConfidenceHead) -> Iterator[list[mx.array]]:
+    """Collect the confidences of every draft that one drafter makes meanwhile.
 
     They are computed only where drafts are cut by them, or the option ``confidence`` is
     :data:`MEASURE`. Nothing is read from the device here.
+
+    Args:
+        head: the very one that the drafter is bound with, see ``BlockDrafting.confidence_head``.
 
     Yields:
         Arrays ``[B, d]``, one a draft, the oldest first. It grows; empty it as you like.
     """
     ear: list[mx.array] = []
-    _ears.append(ear)
+    _ears.append((head, ear))
     try:
         yield ear
     finally:
-        _ears[:] = [other for other in _ears if other is not ear]
+        _ears[:] = [other for other in _ears if other[1] is not ear]
 
 
 class ConfidenceHead(Module):
@@ -65,8 +69,9 @@ class ConfidenceHead(Module):
     def __call__(self, features: mx.array) -> mx.array:
         """``[B, d]`` float32 in 0 to 1 of ``[B, d, features]``."""
         told = mx.sigmoid(self.proj(features)[..., 0].astype(mx.float32))
-        for ear in _ears:
-            ear.append(told)
+        for head, ear in _ears:
+            if head is self:
+                ear.append(told)
         return told
 
 
@@ -108,6 +113,11 @@ def read_thresholds(where: str, key: str, found: object, slots: int) -> tuple[fl
     return tuple(map(float, found))
 
 
+def is_measure(asked: object) -> bool:
+    """Whether the option ``confidence`` is :data:`MEASURE`: stored thresholds do not matter."""
+    return isinstance(asked, str) and asked == MEASURE
+
+
 def thresholds_for(
     asked: object, stored: Sequence[float] | None, slots: int, *, has_head: bool
 ) -> tuple[float, ...] | None:
@@ -130,15 +140,15 @@ def thresholds_for(
         return None if stored is None else tuple(stored)
     if asked is False or (_is_probability(asked) and asked == 0):
         return None
-    if asked != MEASURE and not _is_probability(asked):
+    if not is_measure(asked) and not _is_probability(asked):
         raise OptionError(
-            f"confidence is {one_line(repr(asked))}; give a number of 0 to 1, or false for none"
+            f"confidence is {shown(asked)}; give a number of 0 to 1, or false for none"
         )
     if not has_head:
         raise OptionError(
             f"confidence is {asked}, but this drafter has no confidence head; leave it out"
         )
-    if asked == MEASURE:
+    if is_measure(asked):
         return (0.0,) * slots
     assert isinstance(asked, int | float)
     return (float(asked),) * slots if stored is None else tuple(stored)
@@ -146,4 +156,4 @@ def thresholds_for(
 
 def _is_probability(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= 1  # type: ignore[arg-type, operator]  # a number
+    return number and 0 <= value <= 1  # type: ignore[operator]  # a number

@@ -17,6 +17,7 @@ from attrs import field, frozen
 from specdec.errors import ArtifactError, one_line
 from specdec_dflash.confidence import read_thresholds
 from specdec_dflash.keys import Keys
+from specdec_dflash.packagings import MOST_COLUMNS, MOST_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -116,11 +117,12 @@ class DsparkConfig:
         return frozenset(names)
 
 
-def read_dspark(files: DrafterFiles) -> DsparkConfig:
+def read_dspark(files: DrafterFiles, *, calibrated: bool = True) -> DsparkConfig:
     """What a ``dspark.json`` says.
 
     Args:
         files: of the drafter; of its tensors, the names are read.
+        calibrated: whether thresholds of a calibration are read.
 
     Raises:
         ArtifactError: a key is missing, says something that is not supported, or contradicts
@@ -142,20 +144,21 @@ def read_dspark(files: DrafterFiles) -> DsparkConfig:
     if width % heads:
         raise keys.wrong("nHeads", f"a divisor of dDraft {width}")
     names = _names(top, files)
-    gamma, taps = keys.count("gamma"), keys.counts("tapLayers")
+    gamma, taps = keys.count("gamma", most=MOST_COLUMNS), keys.counts("tapLayers")
     if len(set(taps)) < len(taps):
         raise keys.wrong("tapLayers", "layers that are named once each")
     return DsparkConfig(
         hidden_size=keys.count("hiddenSize"),
         vocab_size=keys.count("vocabSize"),
-        eps=keys.number("eps"),
+        eps=keys.number("eps", above=0),
         gamma=gamma,
         width=width,
-        layers=keys.count("nLayers"),
+        layers=keys.count("nLayers", most=MOST_LAYERS),
         heads=heads,
         inner=width * keys.count("ffMult"),
         taps=taps,
-        **_parts(where, keys, variant, names, gamma),
+        thresholds=_thresholds(where, keys, names, gamma) if calibrated else None,
+        **_parts(keys, variant, names),
     )
 
 
@@ -178,9 +181,7 @@ def _names(top: Keys, files: DrafterFiles) -> frozenset[str]:
     return names
 
 
-def _parts(
-    where: str, keys: Keys, variant: str, names: Collection[str], gamma: int
-) -> dict[str, Any]:
+def _parts(keys: Keys, variant: str, names: Collection[str]) -> dict[str, Any]:
     """The parts that a module may come without."""
     sequential = "markov.w1" in names
     if not sequential and variant == "dspark":
@@ -197,18 +198,23 @@ def _parts(
         raise keys.wrong("markovRank", "of markov.w1, which conf.w needs and the file has not")
     if not confidence and variant == "dspark":
         raise keys.wrong("variant", "dflash, as there is no conf.w")
-    thresholds = None
-    if keys.has("sts"):
-        sts = Keys("sts", keys.level("sts"))
-        if not confidence:
-            raise keys.wrong("sts", "absent, as there is no conf.w")
-        thresholds = read_thresholds(where, "sts.thresholds", sts.get("thresholds"), gamma)
     return {
         "rank": keys.count("markovRank") if sequential else 0,
         "recurrent": seq_head == "rnn",
         "confidence": confidence,
-        "thresholds": thresholds,
     }
+
+
+def _thresholds(
+    where: str, keys: Keys, names: Collection[str], gamma: int
+) -> tuple[float, ...] | None:
+    """Those of a calibration."""
+    if not keys.has("sts"):
+        return None
+    found = keys.level("sts").get("thresholds")
+    if "conf.w" not in names:
+        raise keys.wrong("sts", "absent, as there is no conf.w")
+    return read_thresholds(where, "sts.thresholds", found, gamma)
 
 
 def check_tensors(files: DrafterFiles, config: DsparkConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
+from attrs import evolve
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.quantized import QuantizedEmbedding
 
@@ -22,12 +23,12 @@ from specdec.drafting.modules import (
 from specdec.errors import ArtifactError
 from specdec.plugins import LoadedDraft
 from specdec_dflash.basis import Binding, basis_of
-from specdec_dflash.confidence import thresholds_for
+from specdec_dflash.confidence import is_measure, thresholds_for
 from specdec_dflash.config import config_digest
 from specdec_dflash.dspark_config import CONFIG_NAME, check_tensors, read_dspark
 from specdec_dflash.dspark_model import DsparkDrafting, DsparkModel, module_weights, turned
 from specdec_dflash.files import read_files
-from specdec_dflash.options import as_asked, drafts_a_round, flag, known_options
+from specdec_dflash.options import as_asked, check_slots, drafts_a_round, flag, known_options
 from specdec_dflash.pairing import refused
 from specdec_dflash.probe import agreed
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "OPTIONS",
     "SCHEMA",
-    "check_dspark_pairing",
     "dspark_provider",
     "load_drafter",
     "stored_embedding",
@@ -83,15 +83,15 @@ def load_drafter(request: LoadRequest) -> LoadedDraft:
         raise ArtifactError("drafter dspark needs its folder; give path=...")
     files = read_files(request.path, CONFIG_NAME)
     what = f"the dspark drafter {files.path.name}"
-    config = read_dspark(files)
+    config = read_dspark(files, calibrated=not is_measure(options.get("confidence")))
     check_tensors(files, config)
     check_dspark_pairing(what, config, port, target.vocab_size)
     packing = packing_of(options)
     thresholds = thresholds_for(
         options.get("confidence"), config.thresholds, config.gamma, has_head=config.confidence
     )
-    config = as_asked(config, options)
-    _check_slots(what, config)
+    config = as_asked(config, options, port.layer_count)
+    check_slots(what, config, "gamma")
     model = _built(what, files, config)
     embed, basis = stored_embedding(target), basis_of(target, what)
 
@@ -101,7 +101,6 @@ def load_drafter(request: LoadRequest) -> LoadedDraft:
 
     if flag(options, "probe", default=True):
         fixed = [name for name in ("tap_shift", "from_anchor") if options.get(name) is not None]
-        fixed += ["from_anchor"] if config.gamma == 1 else []
         config = agreed(request, what, config, make, fixed)
     binding = _binding(files.path.name, config, model)
     binding.turn(target)  # before it is quantized: packing it twice would cost precision
@@ -141,10 +140,11 @@ def dspark_provider(
             basis=binding.basis,
         )
 
+    digest = config_digest(evolve(config, thresholds=None))  # no row stores anything of them
     grouped = ProjectedGroups(
         name=name,
         schema=SCHEMA,
-        namespace=lambda: f"{weights_identity(binding.model)}:{config_digest(config)}",
+        namespace=lambda: f"{weights_identity(binding.model)}:{digest}",
         tap_layers=config.taps,
         bind=bind,
     )
@@ -206,13 +206,6 @@ def stored_embedding(target: TargetView) -> Callable[[mx.array], mx.array]:
 
 def _sizes(part: Any) -> tuple[int, int]:
     return part.weight.shape[0], part(mx.zeros((1,), mx.int32)).shape[-1]  # never evaluated
-
-
-def _check_slots(what: str, config: DsparkConfig) -> None:
-    if config.longest < 1:
-        raise ArtifactError(
-            f"{what}: gamma is 1, so there is no second column; give no from_anchor"
-        )
 
 
 def _built(what: str, files: DrafterFiles, config: DsparkConfig) -> DsparkModel:

@@ -207,12 +207,11 @@ class DsparkDrafting:
         self._thresholds = thresholds
         self._basis = basis
         self._dtype = embed(mx.zeros((1, 1), mx.int32)).dtype  # never evaluated
-        self._layers = (ContextLayer(),) * config.layers
 
     @property
     def layers(self) -> Sequence[ContextLayer]:
         """The drafter's layers."""
-        return self._layers
+        return (ContextLayer(),) * self._config.layers
 
     @property
     def features(self) -> int:
@@ -223,6 +222,11 @@ class DsparkDrafting:
     def longest(self) -> int:
         """The most drafts of a block."""
         return self._config.longest
+
+    @property
+    def confidence_head(self) -> ConfidenceHead | None:
+        """Tells how sure the drafter is, if it can."""
+        return self._model.get("conf")
 
     def columns(self, depth: int, /) -> int:
         """Columns of a block: it is always whole, as its columns see each other."""
@@ -263,8 +267,7 @@ class DsparkDrafting:
             pending: ``[B]`` ids.
             first: the first column that is wanted; by default the first that drafts.
         """
-        if first is None:
-            first = 0 if self._config.from_anchor else 1
+        first = int(not self._config.from_anchor) if first is None else first
         embedded = self._embed(pending[:, None])[:, 0]
         if self._basis is not None:
             embedded = self._basis.embedding(embedded)

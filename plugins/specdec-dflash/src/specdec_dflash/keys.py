@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +10,19 @@ from specdec.errors import ArtifactError, one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Keys"]
+__all__ = ["Keys", "shown"]
 
 _MISSING: Final = object()
+_MOST: Final = 2**31 - 1  # an axis of MLX's arrays has no more
+_LARGEST: Final = 3.4e38  # float32 has no larger one
+
+
+def shown(value: object) -> str:
+    """Any value in a message, on one line."""
+    try:
+        return one_line(repr(value))
+    except ValueError:  # Python writes no whole number of thousands of digits
+        return f"a {type(value).__name__} of too many digits"
 
 
 class Keys:
@@ -40,28 +49,36 @@ class Keys:
         """Whether a level has a value for a key."""
         return self.get(key, _MISSING) is not _MISSING
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST
+    ) -> int:
         """A whole number.
 
         Raises:
-            ArtifactError: it is missing, or less than ``least``.
+            ArtifactError: it is missing, less than ``least`` or more than ``most``.
         """
         found = self._given(key, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < least:
             raise self.wrong(key, f"a whole number of {least} or more")
+        if found > most:
+            raise self.wrong(key, f"a whole number of {most} at most")
         return found
 
     def number(
         self, key: str, default: float | None = None, *, above: float | None = None
     ) -> float:
-        """A finite number.
+        """A finite number that float32 has.
 
         Raises:
             ArtifactError: it is missing, none, or not above what it has to be above.
         """
         found = self._given(key, default)
         numeric = isinstance(found, int | float) and not isinstance(found, bool)
-        if not numeric or not math.isfinite(found) or (above is not None and found <= above):
+        if (  # whole numbers may be larger than any float: compared, and converted afterwards
+            not numeric
+            or not -_LARGEST <= found <= _LARGEST
+            or (above is not None and found <= above)
+        ):
             raise self.wrong(key, "a number" if above is None else f"a number above {above:g}")
         return float(found)
 
@@ -86,7 +103,8 @@ class Keys:
         if (
             not isinstance(found, list | tuple)
             or not found
-            or not all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in found)
+            or not all(isinstance(n, int) and not isinstance(n, bool) for n in found)
+            or not least <= min(found) <= max(found) <= _MOST
         ):
             raise self.wrong(key, f"a list of whole numbers of {least} or more")
         return tuple(found)
@@ -117,11 +135,13 @@ class Keys:
         """The same levels behind another one."""
         return Keys(self._where, level, *self._levels)
 
+    def alone(self, level: Mapping[str, Any]) -> Keys:
+        """Another level of the same config, and nothing behind it."""
+        return Keys(self._where, level)
+
     def wrong(self, key: str, wanted: str) -> ArtifactError:
         """The error for a value that cannot be used."""
-        return ArtifactError(
-            f"{self._where}: {key} is {one_line(repr(self.get(key)))}; it must be {wanted}"
-        )
+        return ArtifactError(f"{self._where}: {key} is {shown(self.get(key))}; it must be {wanted}")
 
     def _given(self, key: str, default: Any) -> Any:
         found = self.get(key, default)

@@ -17,6 +17,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.rope_utils import initialize_rope
 
+from specdec.errors import ArtifactError, one_line
 from specdec_dflash.config import Style
 from specdec_dflash.convolution import DynamicConvolution
 
@@ -24,20 +25,30 @@ if TYPE_CHECKING:
     from specdec.drafting import BlockContext, KeysAndValues
     from specdec_dflash.config import BlockConfig, Rope
 
-__all__ = ["BlockLayer", "GemmaLayer", "QwenLayer"]
+__all__ = ["GemmaLayer", "QwenLayer"]
 
 Positions = int | mx.array
 
 
 def make_rope(rope: Rope, dims: int) -> Any:
-    """mlx-lm's rotary positions over so many features."""
-    made: Any = initialize_rope(
-        dims,
-        rope.theta,
-        rope.traditional,
-        None if rope.scaling is None else dict(rope.scaling),  # mlx-lm changes what it is given
-        rope.max_positions,
-    )
+    """mlx-lm's rotary positions over so many features.
+
+    Raises:
+        ArtifactError: its numbers, each of which makes sense, make none together.
+    """
+    try:
+        made: Any = initialize_rope(
+            dims,
+            rope.theta,
+            rope.traditional,
+            None if rope.scaling is None else dict(rope.scaling),  # mlx-lm changes what it is given
+            rope.max_positions,
+        )
+    except (ArithmeticError, ValueError) as error:
+        raise ArtifactError(
+            f"rope_theta {rope.theta:g} with {one_line(dict(rope.scaling or {}))} makes no rotary "
+            f"positions for {dims} features ({one_line(error)}); give an intact release"
+        ) from error
     return made
 
 
@@ -171,7 +182,3 @@ class GemmaLayer(Module):
         made = self.mlp(self.pre_feedforward_layernorm(x))
         x = x + self.post_feedforward_layernorm(made)
         return x * self.layer_scalar
-
-
-BlockLayer = QwenLayer | GemmaLayer
-"""A layer as the model calls it."""

@@ -17,19 +17,20 @@ from specdec.drafting.modules import (
     quantize_module,
     without_drawing,
 )
-from specdec.errors import ArtifactError, OptionError, one_line
+from specdec.errors import ArtifactError, OptionError
 from specdec.plugins import LoadedDraft
 from specdec_dflash.basis import Binding, basis_of
-from specdec_dflash.confidence import read_thresholds, thresholds_for
+from specdec_dflash.confidence import is_measure, read_thresholds, thresholds_for
 from specdec_dflash.config import config_digest
 from specdec_dflash.files import read_files
+from specdec_dflash.keys import shown
 from specdec_dflash.method import BlockDrafting, Drafting
 from specdec_dflash.model import BlockModel, folded
-from specdec_dflash.options import as_asked, drafts_a_round, flag, known_options
+from specdec_dflash.options import as_asked, check_slots, drafts_a_round, flag, known_options
 from specdec_dflash.packagings import DEEPSPEC, DFLASH2, kind_of, read_config
 from specdec_dflash.pairing import check_pairing
 from specdec_dflash.probe import agreed
-from specdec_dflash.tensors import read_tensors
+from specdec_dflash.tensors import check_stored, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,10 +97,12 @@ def load_drafter(request: LoadRequest) -> LoadedDraft:
     what = f"the {request.kind} drafter {files.path.name}"
     config = read_config(what, files.config)
     check_pairing(what, config, port, target.vocab_size)
-    config = as_asked(config, options)
+    config = as_asked(config, options, port.layer_count)
+    check_slots(what, config, "block_size")
     packing = packing_of(options, DFLASH2_PACKING if request.kind == DFLASH2 else None)
-    drafting = _drafting(request, config, _calibrated(what, files, config))
+    drafting = _drafting(request, config, _calibrated(what, files, config, options))
     tensors = read_tensors(files, config)
+    check_stored(what, files, config)
     model = _built(what, config, tensors)
     ids = None if tensors.ids is None else mx.array(list(tensors.ids), mx.int32)
 
@@ -154,7 +157,8 @@ def provider_of(
     grouped = ProjectedGroups(
         name=name,
         schema=SCHEMA,
-        namespace=lambda: f"{weights_identity(binding.model)}:{config_digest(config)}:{drafting}",
+        # Nothing of ``drafting`` changes what a row has stored of its text.
+        namespace=lambda: f"{weights_identity(binding.model)}:{config_digest(config)}",
         tap_layers=config.taps,
         bind=bind,
         vocabulary=ids,
@@ -213,8 +217,8 @@ def _drafting(
     options = request.options
     usual = "whole" if request.kind == DEEPSPEC else "short"
     block = usual if options.get("block") is None else options["block"]
-    if block not in ("short", "whole"):
-        raise OptionError(f"block is {one_line(repr(block))}; give short or whole")
+    if not isinstance(block, str) or block not in ("short", "whole"):
+        raise OptionError(f"block is {shown(block)}; give short or whole")
     return Drafting(
         whole_block=block == "whole",
         thresholds=thresholds_for(
@@ -224,10 +228,12 @@ def _drafting(
     )
 
 
-def _calibrated(what: str, files: DrafterFiles, config: BlockConfig) -> tuple[float, ...] | None:
+def _calibrated(
+    what: str, files: DrafterFiles, config: BlockConfig, options: Mapping[str, Any]
+) -> tuple[float, ...] | None:
     """Thresholds that a calibration has left in the config, one per column at least."""
     found = files.config.get(CALIBRATED)
-    if found is None:
+    if found is None or is_measure(options.get("confidence")):
         return None
     if not config.confidence:
         raise ArtifactError(

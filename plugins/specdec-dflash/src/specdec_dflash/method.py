@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdec.contract import HiddenTaps
     from specdec.drafting import BlockChoices, BlockContext, KeysAndValues
     from specdec_dflash.basis import TargetBasis
+    from specdec_dflash.confidence import ConfidenceHead
     from specdec_dflash.config import BlockConfig
     from specdec_dflash.model import BlockModel
 
@@ -85,6 +86,11 @@ class BlockDrafting:
     def longest(self) -> int:
         """The most drafts of a block."""
         return self._config.longest
+
+    @property
+    def confidence_head(self) -> ConfidenceHead | None:
+        """Tells how sure the drafter is, if it can."""
+        return self._model.get("confidence_head")
 
     def columns(self, depth: int, /) -> int:
         """Columns of the block that drafts so many tokens."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import mlx.core as mx
 
-from specdec.errors import OptionError, one_line
+from specdec.errors import ArtifactError, OptionError
+from specdec_dflash.keys import shown
 from specdec_dflash.probe import Readable, read_as
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from specdec.plugins import LoadRequest
 
-__all__ = ["as_asked", "drafts_a_round", "flag", "known_options"]
+__all__ = ["as_asked", "check_slots", "drafts_a_round", "flag", "known_options"]
 
 CPU_WIDTH: Final = 2
 """Drafts a round on a CPU where nobody names a number: positions cost nearly what steps do."""
@@ -62,26 +63,49 @@ def flag(options: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if given is None:
         return default
     if not isinstance(given, bool):
-        raise OptionError(f"{name} is {one_line(repr(given))}; give true or false, or leave it out")
+        raise OptionError(f"{name} is {shown(given)}; give true or false, or leave it out")
     return given
 
 
-def as_asked(config: C, options: Mapping[str, Any]) -> C:
+def as_asked(config: C, options: Mapping[str, Any], layer_count: int) -> C:
     """A drafter's config, read as ``tap_shift`` and ``from_anchor`` say.
 
     Args:
         config: as the files say.
         options: by name.
+        layer_count: of the target.
 
     Raises:
-        OptionError: a value that makes no sense.
+        OptionError: a value that makes no sense, or taps that leave the target.
     """
     shift, taps = options.get("tap_shift"), config.taps
     if shift is not None:
-        if shift not in (-1, 0, 1) or isinstance(shift, bool):
-            raise OptionError(f"tap_shift is {one_line(repr(shift))}; give -1, 0 or 1")
+        if type(shift) is not int or shift not in (-1, 0, 1):
+            raise OptionError(f"tap_shift is {shown(shift)}; give -1, 0 or 1")
         taps = tuple(tap + shift for tap in taps)
         if min(taps) < 0:
             raise OptionError(f"tap_shift is {shift}, but the first tap is layer 0; give 0 or 1")
+        if max(taps) > layer_count:
+            raise OptionError(
+                f"tap_shift is {shift}, but the last tap is layer {max(taps) - shift}, and the "
+                f"target has layers 0 to {layer_count}; give -1 or 0"
+            )
     from_anchor = flag(options, "from_anchor", default=config.from_anchor)
     return read_as(config, taps, from_anchor=from_anchor)
+
+
+def check_slots(what: str, config: Readable, key: str) -> None:
+    """Check that a block drafts at all, read as options say.
+
+    Args:
+        what: names the drafter in messages.
+        config: of the drafter.
+        key: of its config, that the number of columns stands under.
+
+    Raises:
+        ArtifactError: its only column is not to draft.
+    """
+    if config.longest < 1:
+        raise ArtifactError(
+            f"{what}: {key} is 1, so there is no second column; give no from_anchor"
+        )

@@ -13,13 +13,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from specdec.errors import ArtifactError
-from specdec_dflash.config import BlockConfig, Convolutions, Markov, Rope, Selector, Style
+from specdec_dflash.config import BlockConfig, Convolutions, Markov, Selector, Style
 from specdec_dflash.keys import Keys
+from specdec_dflash.rope import read_rope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["kind_of", "read_config"]
+__all__ = ["MOST_COLUMNS", "MOST_LAYERS", "kind_of", "read_config"]
+
+MOST_COLUMNS: Final = 1024
+"""Of a block; published ones have 16 at most."""
+
+MOST_LAYERS: Final = 1024
+"""Of a drafter; published ones have 8 at most."""
 
 DFLASH: Final = "dflash"
 DFLASH2: Final = "dflash2"
@@ -30,9 +37,6 @@ _DSPARK: Final = ("Qwen3DSparkModel", "Gemma4DSparkModel", _LFM2)
 _SPECULATORS: Final = {"dflash": DFLASH, "dflash2": DFLASH2, "dspark": DEEPSPEC}
 _LAYER_TYPES: Final = ("full_attention", "sliding_attention")
 _MARKOV: Final = ("vanilla", "gated", "rnn")
-_SCALED: Final = ("linear", "yarn", "llama3", "proportional")
-_SCALING_NUMBERS: Final = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
-_NOT_SCALED: Final = ("default", "mrope")  # a text's positions of three axes are one
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
@@ -62,7 +66,7 @@ def read_config(where: str, config: Mapping[str, Any]) -> BlockConfig:
     Raises:
         ArtifactError: a key is missing, or says something that is not supported; names it.
     """
-    if "speculators_model_type" in config:
+    if config.get("speculators_model_type") is not None:
         return _speculators(where, config)
     if kind_of(config) == DEEPSPEC:
         return _deepspec(where, config)
@@ -78,7 +82,7 @@ def _z_lab(where: str, config: Mapping[str, Any]) -> BlockConfig:
         **_qwen(keys),
         windows=windows,
         causal=_causal(keys, windows, sliding=True),
-        block_size=keys.count("block_size", least=2),
+        block_size=keys.count("block_size", least=2, most=MOST_COLUMNS),
         from_anchor=False,
         mask_token=keys.count("mask_token_id", least=0),
         taps=_taps(keys, "target_layer_ids"),
@@ -92,15 +96,15 @@ def _z_lab(where: str, config: Mapping[str, Any]) -> BlockConfig:
 
 
 def _deepspec(where: str, config: Mapping[str, Any]) -> BlockConfig:
-    own = config.get("dflash_config")
-    keys = Keys(where, own if isinstance(own, Mapping) else {}, config)
+    flat = Keys(where, config)
+    keys = flat.within(flat.level("dflash_config"))
     names = _architectures(config)
     gemma = "Gemma4DSparkModel" in names
     windows = _windows(keys)
     if gemma and any(window is not None for window in windows):
         raise keys.wrong("layer_types", "full_attention in every layer of a Gemma drafter")
     bonus = keys.flag("dspark_bonus_anchor", False)  # the block's size counts the anchor, too
-    drafts = keys.count("block_size", least=1 + bonus) - bonus
+    drafts = keys.count("block_size", least=1 + bonus, most=MOST_COLUMNS) - bonus
     from_anchor = keys.flag("sample_from_anchor", not bonus)
     return BlockConfig(
         **(_gemma(keys) if gemma else _qwen(keys, neox=_LFM2 not in names)),
@@ -139,7 +143,7 @@ def _speculators(where: str, config: Mapping[str, Any]) -> BlockConfig:
         **_qwen(keys),
         windows=windows,
         causal=tuple(window is not None and not free for window in windows),
-        block_size=keys.count("block_size", least=1 if from_anchor else 2),
+        block_size=keys.count("block_size", least=1 if from_anchor else 2, most=MOST_COLUMNS),
         from_anchor=from_anchor,
         mask_token=keys.count("mask_token_id", least=0),
         taps=[number - 1 for number in numbers],
@@ -181,7 +185,9 @@ def _qwen(keys: Keys, *, neox: bool = True) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": keys.count("num_key_value_heads", heads),
         "head_dim": keys.count("head_dim", max(hidden // heads, 1)),
-        "rope": _rope(keys, keys.level("rope_parameters") or keys.level("rope_scaling"), neox=neox),
+        "rope": read_rope(
+            keys, keys.level("rope_parameters") or keys.level("rope_scaling"), neox=neox
+        ),
         "bias": keys.flag("attention_bias", False),
         **_sizes(keys),
     }
@@ -203,7 +209,7 @@ def _gemma(keys: Keys) -> dict[str, Any]:
         "heads": keys.count("num_attention_heads"),
         "kv_heads": keys.count("num_global_key_value_heads" if shared else "num_key_value_heads"),
         "head_dim": keys.count("global_head_dim"),
-        "rope": _rope(keys, own if isinstance(own, Mapping) else {}, partial=True),
+        "rope": read_rope(keys, own if isinstance(own, Mapping) else {}, partial=True),
         "shared_values": shared,
         "bias": keys.flag("attention_bias", False),
         "own_embedding_scale": hidden**0.5,
@@ -242,7 +248,7 @@ def _selector(keys: Keys) -> Selector:
 
 
 def _windows(keys: Keys) -> tuple[int | None, ...]:
-    layers = keys.count("num_hidden_layers")
+    layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
     types = keys.get("layer_types") or ["full_attention"] * layers
     known = isinstance(types, list) and all(each in _LAYER_TYPES for each in types)
     if not known or len(types) != layers:
@@ -275,25 +281,3 @@ def _optional_count(keys: Keys, key: str) -> int | None:
 def _soft_cap(keys: Keys) -> float | None:
     cap = keys.number("final_logit_softcapping", 0.0)
     return cap if cap > 0 else None
-
-
-def _rope(
-    keys: Keys, found: Mapping[str, Any], *, partial: bool = False, neox: bool = True
-) -> Rope:
-    """Rotary positions from either key; a share of a head's features is Gemma's alone."""
-    scaling = {name: value for name, value in found.items() if name not in ("rope_theta", "type")}
-    kind = scaling.get("rope_type") or found.get("type") or "default"
-    own = keys.within({**found, "rope_type": kind})
-    own.one_of("rope_type", (*_NOT_SCALED, *_SCALED))
-    for name in _SCALING_NUMBERS if kind in _SCALED else ():
-        if own.has(name) or (name == "factor" and kind != "proportional"):
-            own.number(name, above=0)
-    share = scaling.get("partial_rotary_factor", 1.0)
-    if partial and kind == "default" and share != 1.0:
-        kind = "proportional"
-    return Rope(
-        theta=own.number("rope_theta", 10000.0, above=0),
-        scaling=None if kind in _NOT_SCALED else {**scaling, "rope_type": kind},
-        traditional=not keys.flag("rope_is_neox_style", neox),
-        max_positions=keys.count("max_position_embeddings", 32768),
-    )

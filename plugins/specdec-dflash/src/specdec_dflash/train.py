@@ -13,7 +13,7 @@ from specdec.errors import OptionError, SpecdecError, one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec_dflash.training import Progress, TrainSettings
+    from specdec_dflash.training import Progress, Trainer, TrainSettings
 
 __all__ = ["build_parser", "main"]
 
@@ -35,23 +35,28 @@ def build_parser() -> argparse.ArgumentParser:
     add("--text", required=True, type=Path, help="folder of .txt, .md, .py and .jsonl files")
     add("--out", required=True, type=Path, help="the drafter's folder")
     add("--resume", action="store_true", help="go on with what is in --out")
-    add("--layers", type=int, default=2, help="of the drafter")
-    add("--taps", default="auto", help="layers of the target, such as 1,3,4, or auto")
-    add("--block", type=int, default=16, help="columns of a block; drafts are one fewer")
-    add("--steps", type=int, help="all steps of the run, resumed ones included (default: 2000)")
-    add("--minutes", type=float, help="all minutes of the run, in place of steps or besides")
-    add("--batch", type=int, default=4, help="windows of text a step")
-    add("--length", type=int, default=512, help="tokens of a window")
-    add("--blocks", type=int, default=32, help="blocks that are trained in a window")
-    add("--lr", type=float, default=0.02, help="of the matrices (Muon)")
-    add("--norm-lr", type=float, default=3e-3, help="of the norms (AdamW)")
-    add("--decay", type=float, default=6.0, help="slots over which a slot's weight falls to 1/e")
-    add("--labels", default="target", help="learn the target's distribution, or the text's tokens")
+    add("--steps", type=int, help="of the whole run, resumed or not (default: 2000, or --minutes)")
+    add("--minutes", type=float, help="of the whole run, in place of steps or besides (no default)")
     add("--mask-token", type=int, help="id that fills a block (default: found)")
-    add("--dtype", choices=("float32", "float16", "bfloat16"), help="of the target")
-    add("--seed", type=int, default=0)
-    add("--report-every", type=int, default=20, help="steps between lines of progress")
-    add("--save-every", type=float, default=2.0, help="minutes between saves")
+    dtypes = ("float32", "float16", "bfloat16")
+    add("--dtype", choices=dtypes, help="of the target (default: as stored)")
+    options: tuple[tuple[str, int | float | str, str], ...] = (
+        ("--layers", 2, "of the drafter"),
+        ("--taps", "auto", "layers of the target, such as 1,3,4, or auto"),
+        ("--block", 16, "columns of a block; drafts are one fewer"),
+        ("--batch", 4, "windows of text a step"),
+        ("--length", 512, "tokens of a window"),
+        ("--blocks", 32, "blocks that are trained in a window"),
+        ("--lr", 0.02, "of the matrices (Muon)"),
+        ("--norm-lr", 3e-3, "of the norms (AdamW)"),
+        ("--decay", 6.0, "slots over which a slot's weight falls to 1/e"),
+        ("--labels", "target", "learn the target's distribution, or the text's tokens (text)"),
+        ("--seed", 0, "of the first weights, the order of the text and the blocks"),
+        ("--report-every", 20, "steps between lines of progress"),
+        ("--save-every", 2.0, "minutes between saves; 0 saves after each step"),
+    )
+    for name, default, what in options:
+        add(name, type=type(default), default=default, help=f"{what} (default: {default})")
     return parser
 
 
@@ -74,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = error.strerror or type(error).__name__
         print(f"specdec_dflash.train: {what}: {one_line(error.filename)}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "alloc" not in str(error):
+            raise
+        says = "the memory does not hold that; give fewer --layers, --batch, --length or --blocks"
+        print(f"specdec_dflash.train: {says} ({one_line(error)})", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("specdec_dflash.train: interrupted", file=sys.stderr)
         return 130
@@ -81,25 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     settings = _settings(args)
+    if args.report_every < 1:
+        raise OptionError(f"--report-every is {args.report_every}; give 1 or more")
+    if not args.save_every >= 0:
+        raise OptionError(f"--save-every is {args.save_every}; give minutes, 0 or more")
     _check_out(args.out, args.resume)
     trainer, config = _trainer(args, settings)
     args.out.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before training
-    from specdec_dflash.training import save_drafter, save_state, train
-
-    def save() -> None:
-        save_drafter(args.out, config, trainer.model)
-        save_state(args.out, *trainer.state())
-
     asked = _Interrupt()
     with asked:
-        train(
-            trainer,
-            report=_report,
-            report_every=max(args.report_every, 1),
-            save=save,
-            save_every=60 * args.save_every,
-            stopped=lambda: asked.came,
-        )
+        _train(args, settings, trainer, config, asked)
     done = "stopped" if asked.came else "done"
     print(
         f"{done} after {trainer.step} steps, {trainer.seconds:.0f} s; the drafter is in {args.out}"
@@ -107,6 +109,44 @@ def _run(args: argparse.Namespace) -> int:
     if asked.came:
         print("go on with the same options and --resume")
     return 130 if asked.came else 0
+
+
+def _train(
+    args: argparse.Namespace,
+    settings: TrainSettings,
+    trainer: Trainer,
+    config: dict[str, Any],
+    asked: _Interrupt,
+) -> None:
+    from specdec_dflash.training import agreement_of, save_drafter, save_state, train
+
+    def save() -> None:
+        save_drafter(args.out, config, trainer.model)
+        save_state(args.out, *trainer.state())
+        found = agreement_of(trainer.teacher, config, trainer.model)
+        if found is not None:
+            print(f"saved after {trainer.step} steps; the drafter {found}", flush=True)
+
+    train(
+        trainer,
+        report=_report,
+        report_every=args.report_every,
+        save=save,
+        save_every=60 * args.save_every,
+        stopped=lambda: asked.came,
+        first=lambda seconds: _tell_pace(settings, seconds),
+    )
+
+
+def _tell_pace(settings: TrainSettings, seconds: float) -> None:
+    """Of the first step, which may have had more to set up than the others."""
+    ends = []
+    if settings.steps is not None:
+        ends.append(f"{settings.steps} steps take {settings.steps * seconds / 60:.1f} minutes")
+    if settings.minutes is not None:
+        steps = int(60 * settings.minutes / max(seconds, 1e-9))
+        ends.append(f"{settings.minutes:g} minutes are {steps} steps")
+    print(f"the first step took {seconds:.1f} s; at that pace {', '.join(ends)}", flush=True)
 
 
 def _settings(args: argparse.Namespace) -> TrainSettings:
@@ -136,7 +176,7 @@ def _check_out(out: Path, resume: bool) -> None:
         raise OptionError(f"--out {out} is not empty; give --resume, or another folder")
 
 
-def _trainer(args: argparse.Namespace, settings: TrainSettings) -> tuple[Any, dict[str, Any]]:
+def _trainer(args: argparse.Namespace, settings: TrainSettings) -> tuple[Trainer, dict[str, Any]]:
     from specdec.models import load_model
     from specdec_dflash.training import (
         Teacher,

@@ -8,6 +8,7 @@ state; nothing but ``--resume`` reads it, and it may be deleted.
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -25,9 +26,17 @@ if TYPE_CHECKING:
     from specdec_dflash.training.settings import TrainSettings
     from specdec_dflash.training.teacher import Teacher
 
-__all__ = ["describe", "load_state", "read_described", "save_drafter", "save_state"]
+__all__ = [
+    "check_settings",
+    "describe",
+    "load_state",
+    "read_described",
+    "save_drafter",
+    "save_state",
+]
 
 _STATE: Final = "training/state.safetensors"
+_ANEW: Final = "begin anew, without resume, in another folder"
 
 
 def describe(
@@ -127,16 +136,61 @@ def load_state(folder: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     """What :func:`save_state` wrote.
 
     Raises:
-        ArtifactError: there is nothing, or it cannot be read.
+        ArtifactError: there is nothing, or it cannot be read, or its notes make no sense.
     """
     file = folder / _STATE
     if not file.is_file():
-        raise ArtifactError(f"{folder} has no {_STATE} to resume from; leave out resume")
+        raise ArtifactError(f"{folder} has no {_STATE} to resume from; {_ANEW}")
     try:
         arrays, notes = cast("Any", mx.load)(str(file), return_metadata=True)
     except RuntimeError as error:
-        raise ArtifactError(f"{file} cannot be read ({one_line(error)}); start anew") from error
+        raise ArtifactError(f"{file} cannot be read ({one_line(error)}); {_ANEW}") from error
+    for name, makes_sense in _NOTES.items():
+        if name not in notes or not makes_sense(notes[name]):
+            says = one_line(notes[name]) if name in notes else "missing"
+            raise ArtifactError(f"{file}: its {name} is {says}, so it cannot go on; {_ANEW}")
     return arrays, notes
+
+
+def _is_step(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10 and int(text) < 2**32
+
+
+def _is_time(text: str) -> bool:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return False
+    return math.isfinite(seconds) and seconds >= 0
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+_NOTES: Final = {"step": _is_step, "seconds": _is_time, "settings": _is_object}
+
+
+def check_settings(notes: Mapping[str, str], wanted: Mapping[str, Any]) -> None:
+    """Check that a run goes on with what it was begun with.
+
+    Args:
+        notes: of :func:`load_state`.
+        wanted: by name, what may not differ.
+
+    Raises:
+        OptionError: it does; names it and both values.
+    """
+    begun = json.loads(notes["settings"])
+    for name, value in wanted.items():
+        if begun.get(name) != value:
+            raise OptionError(
+                f"{name} is {one_line(value)}, but the run was begun with {name} "
+                f"{one_line(begun.get(name))}; resume with the same, or {_ANEW}"
+            )
 
 
 def read_described(folder: Path, wanted: Mapping[str, Any]) -> None:
@@ -148,11 +202,11 @@ def read_described(folder: Path, wanted: Mapping[str, Any]) -> None:
     """
     file = folder / "config.json"
     if not file.is_file():
-        raise ArtifactError(f"{folder} has no config.json to resume from; leave out resume")
+        raise ArtifactError(f"{folder} has no config.json to resume from; {_ANEW}")
     found = read_object(file)
     for key in sorted(wanted):
         if found.get(key) != wanted[key]:
             raise OptionError(
                 f"{folder} was begun with {key} {one_line(found.get(key))}, but now it is "
-                f"{one_line(wanted[key])}; resume with the same options, or start anew"
+                f"{one_line(wanted[key])}; resume with the same options, or {_ANEW}"
             )

@@ -6,10 +6,13 @@ read without one.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import random
 from array import array
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 
@@ -19,34 +22,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["SUFFIXES", "TextWindows", "read_texts", "read_tokens"]
+__all__ = ["TextWindows", "read_texts", "read_tokens"]
 
-SUFFIXES: Final = (".txt", ".md", ".py", ".jsonl")
+_SUFFIXES: Final = (".txt", ".md", ".py", ".jsonl")
 
 
 def read_texts(folder: Path) -> Iterator[str]:
     """The texts of a folder and those below it, by path.
 
     Args:
-        folder: with files of :data:`SUFFIXES`; each line of a ``.jsonl`` is an object with
-            ``text``.
+        folder: with ``.txt``, ``.md``, ``.py`` and ``.jsonl`` files; each line of the last is an
+            object with ``text``.
 
     Raises:
         ArtifactError: no such folder, no such file in it, or a line without ``text``.
     """
     if not folder.is_dir():
         raise ArtifactError(f"the text folder {folder} is no folder; give one with text files")
-    files = sorted(f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
+    files = sorted(f for f in folder.rglob("*") if f.suffix in _SUFFIXES and f.is_file())
     if not files:
         raise ArtifactError(
-            f"the text folder {folder} has no {', '.join(SUFFIXES)} files; give one that has"
+            f"the text folder {folder} has no {', '.join(_SUFFIXES)} files; give one that has"
         )
     for file in files:
         text = file.read_text(encoding="utf-8", errors="replace")
         if file.suffix != ".jsonl":
             yield text
             continue
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield _text_of(line, file, number)
 
@@ -54,7 +57,7 @@ def read_texts(folder: Path) -> Iterator[str]:
 def _text_of(line: str, file: Path, number: int) -> str:
     try:
         found = json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         found = None
     if not isinstance(found, str):
         raise ArtifactError(f'{file}: line {number} is no JSON object with a "text"; mend it')
@@ -74,10 +77,11 @@ def read_tokens(folder: Path, tokenizer: Any, vocab_size: int) -> mx.array:
     """
     end = getattr(tokenizer, "eos_token_id", None)
     ids = array("i")
-    for text in read_texts(folder):
-        ids.extend(tokenizer.encode(text))
-        if isinstance(end, int):
-            ids.append(end)
+    with _without_length_warning():
+        for text in read_texts(folder):
+            ids.extend(tokenizer.encode(text))
+            if isinstance(end, int):
+                ids.append(end)
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise ArtifactError(
             f"the tokenizer gives ids {min(ids)} to {max(ids)}, but the target has 0 to "
@@ -85,6 +89,21 @@ def read_tokens(folder: Path, tokenizer: Any, vocab_size: int) -> mx.array:
         )
     held: Any = memoryview(ids)  # MLX's types leave buffers out
     return mx.array(held, mx.int32) if ids else mx.zeros((0,), mx.int32)
+
+
+@contextmanager
+def _without_length_warning() -> Iterator[None]:
+    """Keep transformers from warning of texts beyond the model's context: they are cut later."""
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "sequence length is longer" not in record.getMessage()
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 class TextWindows:
@@ -110,11 +129,20 @@ class TextWindows:
         self._seed = seed
         self._count = max(tokens.size // length - 1, 1)
         self._order: tuple[int, list[int]] = (-1, [])
+        self._identity: str | None = None
 
     @property
     def tokens(self) -> int:
         """T."""
         return self._tokens.size
+
+    @property
+    def identity(self) -> str:
+        """How many tokens, and what tells them from others."""
+        if self._identity is None:
+            held: Any = memoryview(cast("Any", self._tokens))
+            self._identity = f"{self.tokens} tokens, {hashlib.sha256(held).hexdigest()[:12]}"
+        return self._identity
 
     def batch(self, step: int, rows: int) -> mx.array:
         """The windows ``[rows, L]`` of a step."""

@@ -6,6 +6,7 @@ rises at the start, holds, and falls at the end.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from specdec.errors import ArtifactError
 from specdec_dflash.model import BlockModel
 from specdec_dflash.packagings import read_config
 from specdec_dflash.training.blocks import block_loss, draw_blocks, lesson
+from specdec_dflash.training.checkpoint import check_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,6 +106,13 @@ class Trainer:
         windows: the text.
         config: of the drafter, as it is written to ``config.json``.
         settings: of the run.
+
+    Attributes:
+        teacher: its target.
+        model: its network.
+        step: steps done.
+        seconds: that they took.
+        last_step_seconds: of the last of them; their mean where a run goes on.
     """
 
     def __init__(
@@ -113,7 +122,7 @@ class Trainer:
         config: Mapping[str, Any],
         settings: TrainSettings,
     ) -> None:
-        self._teacher, self._windows, self._settings = teacher, windows, settings
+        self.teacher, self._windows, self._settings = teacher, windows, settings
         self._config = read_config("the drafter in training", config)
         with without_drawing():
             self.model = BlockModel(self._config, own_embedding=False, own_head=False)
@@ -130,14 +139,26 @@ class Trainer:
         self._graded: Any = value_and_grad(self.model, self._loss)
         self.step = 0
         self.seconds = 0.0
+        self.last_step_seconds = 0.0
 
     def _loss(self, given: Any) -> tuple[mx.array, mx.array]:
-        return block_loss(self.model, given, self._teacher.port, self._settings)
+        return block_loss(self.model, given, self.teacher.port, self._settings)
 
     @property
     def fraction(self) -> float:
         """How much of the run is over, 0 to 1."""
         return self._settings.fraction(self.step, self.seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left, or none that would end in time as the last one did."""
+        return self.fraction >= 1.0 or not self._settings.fits(self.seconds, self.last_step_seconds)
+
+    @property
+    def _begun(self) -> dict[str, Any]:
+        """What a run that goes on must be given again."""
+        given = {"text": self._windows.identity, "dtype": self.teacher.dtype}
+        return {**self._settings.kept, **given}
 
     def train_step(self) -> tuple[mx.array, mx.array, mx.array]:
         """One step.
@@ -151,8 +172,8 @@ class Trainer:
         key = mx.random.key(settings.seed << 32 | self.step)
         shape = (settings.batch, settings.blocks)
         blocks = draw_blocks(shape, settings.length, config.block_size, key)
-        reading = self._teacher.read(ids, config.taps)
-        given = lesson(reading, blocks, self._teacher.port, config.mask_token, settings.decay)
+        reading = self.teacher.read(ids, config.taps)
+        given = lesson(reading, blocks, self.teacher.port, config.mask_token, settings.decay)
         (loss, agrees), gradients = self._graded(given)
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
         share = rate(self.fraction)
@@ -162,7 +183,8 @@ class Trainer:
         looked = given.on_path.sum(0)
         mx.eval(_tree(self.model), self._optimizer.state, loss, agrees, looked)
         self.step += 1
-        self.seconds += time.monotonic() - begun
+        self.last_step_seconds = time.monotonic() - begun
+        self.seconds += self.last_step_seconds
         return loss, agrees, looked
 
     # To stop and go on.
@@ -172,23 +194,29 @@ class Trainer:
         flat: Any = tree_flatten(self._optimizer.state)
         arrays = {f"model.{name}": array for name, array in parameters_of(self.model).items()}
         arrays |= {f"optimizer.{name}": array for name, array in flat}
-        return arrays, {"step": str(self.step), "seconds": repr(self.seconds)}
+        notes = {"step": str(self.step), "seconds": repr(self.seconds)}
+        return arrays, {**notes, "settings": json.dumps(self._begun)}
 
     def restore(self, arrays: Mapping[str, mx.array], notes: Mapping[str, str]) -> None:
         """Go on from a state.
 
         Raises:
             ArtifactError: it is none of this drafter's.
+            OptionError: the run was begun with other settings.
         """
+        check_settings(notes, self._begun)
         weights = {n[6:]: array for n, array in arrays.items() if n.startswith("model.")}
         held = [(n[10:], array) for n, array in arrays.items() if n.startswith("optimizer.")]
         current: Any = tree_flatten(self._optimizer.state)
         shapes = {name: array.shape for name, array in current}
         if {name: array.shape for name, array in held} != shapes:
-            raise ArtifactError("the saved training state is another drafter's; start anew")
+            raise ArtifactError(
+                "the saved training state is another drafter's; begin anew elsewhere"
+            )
         load_module("the drafter", self.model, weights)
         self._optimizer.state = tree_unflatten(held)
         self.step, self.seconds = int(notes["step"]), float(notes["seconds"])
+        self.last_step_seconds = self.seconds / max(self.step, 1)
 
 
 def train(
@@ -199,6 +227,7 @@ def train(
     save: Callable[[], None],
     save_every: float = 120.0,
     stopped: Callable[[], bool] = lambda: False,
+    first: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Train to the end of the run, or until somebody stops it; saves in either case.
 
@@ -209,15 +238,18 @@ def train(
         save: writes the drafter.
         save_every: seconds.
         stopped: asked after each step.
+        first: is told the seconds of the first step.
     """
     losses: list[mx.array] = []
     agreed = looked_at = mx.zeros(())
-    saved = time.monotonic()
-    while trainer.fraction < 1.0:
+    saved, begun = time.monotonic(), trainer.step
+    while not trainer.is_over:
         loss, agrees, looked = trainer.train_step()
+        if trainer.step == begun + 1:
+            first(trainer.last_step_seconds)
         losses.append(loss)
         agreed, looked_at = agreed + agrees, looked_at + looked
-        last = trainer.fraction >= 1.0 or stopped()
+        last = trainer.is_over or stopped()
         if last or trainer.step % report_every == 0:
             report(_progress(trainer, losses, agreed / mx.maximum(looked_at, 1)))
             losses, agreed, looked_at = [], mx.zeros(()), mx.zeros(())

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Final
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from specdec.errors import OptionError, one_line
 
-__all__ = ["LABELS", "TrainSettings"]
+__all__ = ["TrainSettings"]
 
-LABELS = ("target", "text")
+_LABELS: Final = ("target", "text")
+
+_BOUNDS: Final = {
+    "layers": (1, 256),
+    "block": (2, 1024),
+    "batch": (1, 4096),
+    "length": (3, 2**20),
+    "blocks": (1, 2**16),
+    "seed": (0, 2**32 - 1),  # seed and step share the 64 bits of a key
+    "steps": (1, 2**32 - 1),
+}
+_CELLS: Final = 2**33  # of the mask of all blocks over their windows, a byte each
+
+_MAY_DIFFER: Final = ("steps", "minutes")  # they only say when to stop
+_DESCRIBED: Final = ("layers", "taps", "block", "mask_token")  # in the drafter's config.json
 
 
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def _check_count(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise OptionError(
-            f"{name} is {one_line(repr(value))}; give a whole number of {least} or more"
+            f"{name} is {one_line(_shown(value))}; give a whole number of {least} to {most}"
         )
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return "a number of thousands of digits"
 
 
 def _check_above_zero(name: str, value: object) -> None:
@@ -44,7 +66,7 @@ class TrainSettings:
         decay: slots after which a slot's weight has fallen to 1/e.
         labels: ``"target"``, the target's distribution, or ``"text"``, the text's own tokens.
         mask_token: id that fills a block; ``None`` finds one.
-        seed: of the first weights, the order of the text and the anchors; 0 or more.
+        seed: of the first weights, the order of the text and the anchors; 0 to 2**32 - 1.
     """
 
     layers: int = 2
@@ -68,10 +90,9 @@ class TrainSettings:
         Raises:
             OptionError: one makes no sense; names it.
         """
-        least = {"layers": 1, "block": 2, "batch": 1, "length": 3, "blocks": 1, "seed": 0}
-        for name, lowest in {**least, "steps": 1}.items():
+        for name, (least, most) in _BOUNDS.items():
             if name != "steps" or self.steps is not None:
-                _check_count(name, getattr(self, name), lowest)
+                _check_count(name, getattr(self, name), least, most)
         for name in ("lr", "norm_lr", "decay", "minutes"):
             if name != "minutes" or self.minutes is not None:
                 _check_above_zero(name, getattr(self, name))
@@ -82,10 +103,26 @@ class TrainSettings:
                 f"length is {self.length}, but a block of {self.block} needs at least "
                 f"{self.block + 1} tokens; give more, or a smaller block"
             )
-        if self.labels not in LABELS:
+        columns = self.blocks * self.block
+        if self.batch * columns * (self.length + columns) > _CELLS:
             raise OptionError(
-                f"labels is {one_line(repr(self.labels))}; give {' or '.join(LABELS)}"
+                f"batch is {self.batch}, length {self.length}, blocks {self.blocks} and block "
+                f"{self.block}: together more than a step can hold; give fewer blocks or windows"
             )
+        if self.labels not in _LABELS:
+            raise OptionError(
+                f"labels is {one_line(repr(self.labels))}; give {' or '.join(_LABELS)}"
+            )
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a run that goes on must share with its beginning, besides the drafter's config."""
+        free = (*_MAY_DIFFER, *_DESCRIBED)
+        return {name: value for name, value in asdict(self).items() if name not in free}
+
+    def fits(self, seconds: float, step_seconds: float) -> bool:
+        """Whether a step of a length still ends within the minutes, after so many seconds."""
+        return self.minutes is None or seconds + step_seconds <= 60 * self.minutes
 
     def fraction(self, steps: int, seconds: float) -> float:
         """How much of the run is over, 0 to 1; 1 ends it."""

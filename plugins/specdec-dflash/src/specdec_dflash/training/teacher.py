@@ -48,24 +48,37 @@ class Teacher:
         model: what ``mlx_lm.load`` returned first; it is not changed.
         tokenizer: what it returned second.
 
+    Attributes:
+        target: the bound model.
+        tokenizer: its tokenizer, or ``None``.
+        port: of its hidden states.
+        vocab_size: V.
+
     Raises:
         TargetLacksError: it cannot be tapped.
         UnsupportedModelError: it cannot be driven, or decodes one position at a time anyway.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
-        self._target = bind_target(model, tokenizer)
-        self.port: HiddenTaps = require_port(self._target, "hidden_taps", "a DFlash drafter")
-        self.vocab_size = self._target.vocab_size
-        reason = self._target.no_speculation_reason
+        self.target = bind_target(model, tokenizer)
+        self.tokenizer = tokenizer
+        self.port: HiddenTaps = require_port(self.target, "hidden_taps", "a DFlash drafter")
+        self.vocab_size = self.target.vocab_size
+        reason = self.target.no_speculation_reason
         if reason is not None:
             raise UnsupportedModelError(f"a drafter for this target would not be used: {reason}")
 
     @property
     def args(self) -> Any | None:
         """What the target's layers were made with, where that is known."""
-        port = self._target.recurrent_mtp
+        port = self.target.recurrent_mtp
         return None if port is None else port.args
+
+    @property
+    def dtype(self) -> str:
+        """Of its hidden states."""
+        first = self.port.embed(mx.zeros((1, 1), mx.int32))  # never evaluated
+        return str(first.dtype).removeprefix("mlx.core.")
 
     def check_taps(self, taps: Sequence[int]) -> None:
         """Check that the target can be tapped so.
@@ -73,7 +86,7 @@ class Teacher:
         Raises:
             OptionError: it cannot; names the taps and the layers.
         """
-        if not taps or not self._target.can_tap(taps):
+        if not taps or not self.target.can_tap(taps):
             raise OptionError(
                 f"taps is {','.join(map(str, taps)) or 'empty'}; give different layers of 0 to "
                 f"{self.port.layer_count}, the last of which is the state after the final norm"
@@ -86,10 +99,10 @@ class Teacher:
         """
         taken, logits = [], []
         for row in range(ids.shape[0]):
-            state = self._target.new_state()
+            state = self.target.new_state()
             state.begin_round(ids.shape[1], reading=True)
             one = ids[row : row + 1]
-            window = self._target.forward(one, state, ContextKind.TAPS, tuple(taps))
+            window = self.target.forward(one, state, ContextKind.TAPS, tuple(taps))
             assert window.context is not None, "asked for"
             taken.append(window.context)
             logits.append(window.logits)
