@@ -319,7 +319,7 @@ def test_a_drafter_that_needs_a_missing_port_does_not_fit(
     [
         (("demo", "--drafter", "nope"), "no installed plugin has the kind 'nope'"),
         (("demo", "--drafter", "./nope"), "drafter ./nope does not exist"),
-        (("demo", "--drafter", "demo-qwen3-dflash"), "no kind recognises"),
+        (("demo", "--drafter", "demo-qwen3-draft"), "no kind recognises"),
         (("nope",), "model nope is neither a folder nor a bundled model"),
         (("a" * 300,), "long"),
     ],

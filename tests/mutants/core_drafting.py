@@ -167,9 +167,27 @@ DRAFTING_MUTANTS = (
         why="Groups of sixteen are multiplied as another format.",
     ),
     Mutant(
+        name="probe-floor-is-not-kept",
+        file="specdec/drafting/probe.py",
+        old="    if agreement[best] < FLOOR:\n",
+        new="    if agreement[best] < 0.0:\n",
+        killed_by="plugins/specdec-mtp/tests/test_probe.py::"
+        "test_another_model_s_head_is_refused_unless_nobody_looks",
+        why="A drafter of another model is loaded without a word.",
+    ),
+    Mutant(
+        name="probe-takes-what-is-not-allowed",
+        file="specdec/drafting/probe.py",
+        old="    better = max(allowed, key=lambda how: agreement[how])\n",
+        new="    better = best\n",
+        killed_by="plugins/specdec-dflash/tests/test_block_probe.py::"
+        "test_what_an_option_says_is_kept_and_what_would_fit_is_told",
+        why="An option of the user's is overruled.",
+    ),
+    Mutant(
         name="types-of-packed-weights-are-not-checked",
         file=MODULES,
-        old="    _check_types(what, tensors)\n",
+        old="    _check_types(what, wanted, tensors)\n",
         new="",
         killed_by=UNFIT + "[a packed weight of floats]",
         why="Packed weights of another type fail in the first draft, and not when they are loaded.",

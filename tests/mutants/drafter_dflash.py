@@ -295,8 +295,8 @@ DFLASH_MUTANTS = (
     Mutant(
         name="dflash-keys-inside-count-last",
         file=f"{DFLASH}/packagings.py",
-        old='keys = flat.within(flat.level("dflash_config"))',
-        new="keys = flat",
+        old='keys = flat.within(flat.level("dflash_config"))\n    windows',
+        new="keys = flat\n    windows",
         killed_by=PACKAGINGS + "test_a_key_counts_at_the_top_and_inside_and_inside_first",
         why="Keys of dflash_config are not read.",
     ),

@@ -199,15 +199,6 @@ MTP_MUTANTS = (
         killed_by=PROBED,
         why="Hidden states before and after the norm are taken for each other.",
     ),
-    Mutant(
-        name="mtp-floor-is-not-kept",
-        file=f"{MTP}/agreement.py",
-        old="    if probe.agreement[probe.best] < FLOOR:\n",
-        new="    if probe.agreement[probe.best] < 0.0:\n",
-        killed_by=f"{TESTS}/test_probe.py::"
-        "test_another_model_s_head_is_refused_unless_nobody_looks",
-        why="A head of another model is loaded without a word.",
-    ),
     # What is read, and with which hidden state.
     Mutant(
         name="mtp-hidden-is-of-the-other-side-of-the-norm",

@@ -196,7 +196,10 @@ CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
         ),
         "fc.weight",
     ),
-    "scales of nothing": (_with("fc.scales", 64, 0), "fc.scales has shape (64, 0) without biases"),
+    "scales of nothing": (
+        _with("fc.scales", 64, 0),
+        "fc.weight has shape (64, 128) and fc.scales has shape (64, 0), which is no packing",
+    ),
     "no joint weight": (_without("fc.weight"), "no tensors of a mtp head are there"),
 }
 
