@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -83,9 +84,7 @@ def test_a_draft_that_cannot_be_is_said_and_the_text_is_the_targets(what: str) -
     assert list(row.emitted) == alone
     assert row.stats.draft_errors > 0
     assert row.stats.last_draft_error is not None
-    pattern = pytest.raises(ContractError, match=says)
-    with pattern:
-        raise ContractError(row.stats.last_draft_error)
+    assert re.search(says, row.stats.last_draft_error)
 
 
 def test_a_draft_of_another_shape_is_named() -> None:

@@ -182,15 +182,20 @@ def measure(
         },
         asked.repeats,
     )
+    group.close()
+    report(f"batch {batch} context {context}", found)
+
+
+def report(where: str, found: dict[str, float]) -> None:
+    """One line of what :func:`measure` timed."""
     step, verified, drafted, whole = found.values()
     print(
-        f"batch {batch} context {context}: "
+        f"{where}: "
         + ", ".join(f"{name} {value:.2f} ms" for name, value in found.items())
         + f"; draft / window {drafted / verified:.2f}, round less window {whole - verified:.2f} ms"
         + f" ({(whole - verified) / step:.2f} plain steps)",
         flush=True,
     )
-    group.close()
 
 
 def measure_draft(

@@ -246,16 +246,8 @@ class DsparkDrafting:
         base = self._logits(hidden)
         if "markov" not in self._model:
             return BlockDraft(choices.every(base))
-        markov, last, state = self._model.markov, pending, None
-        tokens, before = [], []
-        for slot in range(depth):
-            embedded = markov.embed(last)
-            bias, state = markov.step(embedded, hidden[:, slot], state)
-            last = choices.next(base[:, slot] + bias)
-            tokens.append(last)
-            before.append(embedded)
-        lengths = self._lengths(hidden, mx.stack(before, axis=1))
-        return BlockDraft(mx.stack(tokens, axis=1), lengths)
+        tokens, before = self._model.markov.walk(hidden, base, pending, choices)
+        return BlockDraft(tokens, self._lengths(hidden, before))
 
     def hidden(
         self, context: BlockContext, pending: mx.array, first: int | None = None

@@ -17,6 +17,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
 if TYPE_CHECKING:
+    from specdec.drafting import BlockChoices
     from specdec_dflash.config import Markov
 
 __all__ = ["MarkovHead"]
@@ -78,3 +79,33 @@ class MarkovHead(Module):
             latent = state = mx.tanh(self.state_proj(state) + before)
         bias: mx.array = self.markov_w2(latent)
         return bias, state
+
+    def walk(
+        self,
+        hidden: mx.array,
+        base: mx.array,
+        pending: mx.array,
+        choices: BlockChoices,
+        ids: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array]:
+        """Choose a token for each slot, from left to right.
+
+        Args:
+            hidden: ``[B, d, H]`` after the final norm.
+            base: ``[B, d, N]`` the slots' own logits.
+            pending: ``[B]`` the token before the first slot.
+            choices: chooses each slot's token.
+            ids: ``[N]`` that were scored, or ``None`` for the whole vocabulary.
+
+        Returns:
+            ``[B, d]`` ids, and ``[B, d, r]`` the embedded token before each.
+        """
+        last, state = pending, None
+        tokens, before = [], []
+        for slot in range(hidden.shape[1]):
+            embedded = self.embed(last)
+            bias, state = self.step(embedded, hidden[:, slot], state)
+            last = choices.next(base[:, slot] + bias.astype(base.dtype), ids)
+            tokens.append(last)
+            before.append(embedded)
+        return mx.stack(tokens, axis=1), mx.stack(before, axis=1)

@@ -108,14 +108,14 @@ class BlockDrafting:
         """Fill a block in one pass and choose its tokens, from left to right where they depend."""
         model = self._model
         hidden = self.hidden(context, pending)[:, :depth]
+        logits, before = self._logits(hidden), None
         if "markov_head" in model:
-            return self._sequential(hidden, pending, choices)
-        logits = self._logits(hidden)
-        if "candidate_selector" in model:
+            tokens, before = model.markov_head.walk(hidden, logits, pending, choices, self._ids)
+        elif "candidate_selector" in model:
             tokens = model.candidate_selector.walk(hidden, logits, pending, choices)
         else:
             tokens = choices.every(logits, self._ids)
-        return BlockDraft(tokens, self._lengths(hidden, None))
+        return BlockDraft(tokens, self._lengths(hidden, before))
 
     def hidden(
         self, context: BlockContext, pending: mx.array, first: int | None = None
@@ -143,19 +143,6 @@ class BlockDrafting:
             logits = logits + bias.astype(logits.dtype)
         best = mx.argmax(logits, axis=-1)
         return best if self._ids is None else self._ids[best]
-
-    def _sequential(self, hidden: mx.array, pending: mx.array, choices: BlockChoices) -> BlockDraft:
-        """Each slot's logits with what the token before it says."""
-        markov, base = self._model.markov_head, self._logits(hidden)
-        last, state = pending, None
-        tokens, before = [], []
-        for slot in range(hidden.shape[1]):
-            embedded = markov.embed(last)
-            bias, state = markov.step(embedded, hidden[:, slot], state)
-            last = choices.next(base[:, slot] + bias.astype(base.dtype), self._ids)
-            tokens.append(last)
-            before.append(embedded)
-        return BlockDraft(mx.stack(tokens, axis=1), self._lengths(hidden, mx.stack(before, axis=1)))
 
     def confidence(self, hidden: mx.array, before: mx.array | None) -> mx.array | None:
         """How sure the drafter is of each slot, ``[B, d]``; ``None`` where it cannot tell.
