@@ -18,9 +18,9 @@ import specdec_demo
 from specdec import SamplingOptions, load_drafter, load_model, stream_generate
 
 if TYPE_CHECKING:
-    from specdec import GenerationStats, LoadedDrafter
+    from specdec import BatchGenerator, GenerationStats, LoadedDrafter
 
-__all__ = ["SEEDED", "DemoTexts", "Output", "draws"]
+__all__ = ["SEEDED", "Asked", "DemoTexts", "Output", "draws"]
 
 SEEDED = SamplingOptions(temp=0.8, top_p=0.95)
 
@@ -123,3 +123,43 @@ class DemoTexts:
     def seeded(self, prompt: tuple[int, ...], seed: int, count: int = 24) -> tuple[int, ...]:
         """The target's own tokens at :data:`SEEDED`."""
         return self.drafted(prompt, None, max_tokens=count, seed=seed, **draws()).tokens
+
+
+@frozen
+class Asked:
+    """A request of a batch.
+
+    Attributes:
+        texts: the model it is for.
+        place: of its prompt.
+        budget: tokens at most.
+        depth: drafts a round.
+        seed: of its draws, if it draws.
+    """
+
+    texts: DemoTexts
+    place: int
+    budget: int
+    depth: int
+    seed: int | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.texts.prompts()[self.place]
+
+    def expected(self) -> tuple[int, ...]:
+        """mlx-lm's tokens, or the target's own for a seed."""
+        if self.seed is None:
+            return self.texts.greedy(self.prompt)[: self.budget]
+        return self.texts.seeded(self.prompt, self.seed)[: self.budget]
+
+    def insert(self, generator: BatchGenerator) -> int:
+        """Ask for it; gives its number."""
+        [uid] = generator.insert(
+            [list(self.prompt)],
+            self.budget,
+            sampling=[SamplingOptions() if self.seed is None else SEEDED],
+            seeds=[self.seed],
+            num_draft_tokens=[self.depth],
+        )
+        return uid

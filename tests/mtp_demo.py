@@ -6,15 +6,26 @@ from functools import cache
 
 from demo_texts import SEEDED, DemoTexts, Output, draws
 
-__all__ = ["SEEDED", "Output", "demo", "drafted", "draws", "greedy", "head", "prompts", "seeded"]
+__all__ = [
+    "HEAD",
+    "SEEDED",
+    "Output",
+    "demo",
+    "drafted",
+    "draws",
+    "greedy",
+    "head",
+    "prompts",
+    "seeded",
+]
 
-_TEXTS = DemoTexts("demo-qwen3_5", "mtp")
+HEAD = DemoTexts("demo-qwen3_5", "mtp")
 
-demo, prompts, drafted, greedy = _TEXTS.demo, _TEXTS.prompts, _TEXTS.drafted, _TEXTS.greedy
-head = _TEXTS.load
+demo, prompts, drafted, greedy = HEAD.demo, HEAD.prompts, HEAD.drafted, HEAD.greedy
+head = HEAD.load
 
 
 @cache
 def seeded(prompt: tuple[int, ...], seed: int, count: int = 24) -> tuple[int, ...]:
     """The target's own tokens at :data:`SEEDED`."""
-    return _TEXTS.seeded(prompt, seed, count)
+    return HEAD.seeded(prompt, seed, count)

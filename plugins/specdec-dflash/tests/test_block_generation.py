@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 from architectures import build
-from attrs import frozen
-from demo_texts import SEEDED, DemoTexts, draws
+from demo_texts import Asked, DemoTexts, draws
 from mlx_lm.generate import generate_step
 from scripted import drain, request
 
-from specdec import BatchGenerator, PrefixCache, SamplingOptions, VerifyGroup
+from specdec import BatchGenerator, PrefixCache, VerifyGroup
 from specdec.contract import ContextKind
 from specdec.grammar import Grammar
 from specdec.targets import MlxLmTarget
@@ -87,37 +86,18 @@ def test_a_whole_block_drafts_otherwise_and_writes_the_same() -> None:
     assert first != second
 
 
-@frozen
-class Asked:
-    """A request: which prompt, how many tokens, how many drafts, and the seed if it draws."""
-
-    place: int
-    budget: int
-    depth: int
-    seed: int | None = None
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        return prompts()[self.place]
-
-    def expected(self) -> tuple[int, ...]:
-        if self.seed is None:
-            return BLOCK.greedy(self.prompt)[: self.budget]
-        return BLOCK.seeded(self.prompt, self.seed)[: self.budget]
-
-    def insert(self, generator: BatchGenerator) -> int:
-        [uid] = generator.insert(
-            [list(self.prompt)],
-            self.budget,
-            sampling=[SamplingOptions() if self.seed is None else SEEDED],
-            seeds=[self.seed],
-            num_draft_tokens=[self.depth],
-        )
-        return uid
-
-
-FIRST = (Asked(0, 24, 3), Asked(1, 6, 1), Asked(2, 24, 15), Asked(3, 16, 2, seed=4))
-LATER = (Asked(2, 12, 2, seed=3), Asked(0, 1, 3), Asked(3, 16, 4), Asked(1, 9, 0))
+FIRST = (
+    Asked(BLOCK, 0, 24, 3),
+    Asked(BLOCK, 1, 6, 1),
+    Asked(BLOCK, 2, 24, 15),
+    Asked(BLOCK, 3, 16, 2, seed=4),
+)
+LATER = (
+    Asked(BLOCK, 2, 12, 2, seed=3),
+    Asked(BLOCK, 0, 1, 3),
+    Asked(BLOCK, 3, 16, 4),
+    Asked(BLOCK, 1, 9, 0),
+)
 
 
 def test_eight_rows_that_join_and_leave_get_what_they_get_alone() -> None:

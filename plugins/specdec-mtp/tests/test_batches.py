@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from attrs import frozen
-from mtp_demo import SEEDED, demo, drafted, greedy, head, prompts, seeded
+from demo_texts import Asked
+from mtp_demo import HEAD, demo, drafted, greedy, head, prompts
 from scripted import drain, request
 
-from specdec import BatchGenerator, SamplingOptions, VerifyGroup
+from specdec import BatchGenerator, VerifyGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,37 +20,18 @@ if TYPE_CHECKING:
     from specdec.verify import Row
 
 
-@frozen
-class Asked:
-    """A request: which prompt, how many tokens, how many drafts, and the seed if it draws."""
-
-    place: int
-    budget: int
-    depth: int
-    seed: int | None = None
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        return prompts()[self.place]
-
-    def expected(self) -> tuple[int, ...]:
-        if self.seed is None:
-            return greedy(self.prompt)[: self.budget]
-        return seeded(self.prompt, self.seed)[: self.budget]
-
-    def insert(self, generator: BatchGenerator) -> int:
-        [uid] = generator.insert(
-            [list(self.prompt)],
-            self.budget,
-            sampling=[SamplingOptions() if self.seed is None else SEEDED],
-            seeds=[self.seed],
-            num_draft_tokens=[self.depth],
-        )
-        return uid
-
-
-FIRST = (Asked(0, 24, 3), Asked(1, 6, 1), Asked(2, 24, 4), Asked(3, 16, 2, seed=3))
-LATER = (Asked(2, 12, 2, seed=4), Asked(0, 1, 3), Asked(3, 16, 4), Asked(1, 9, 0))
+FIRST = (
+    Asked(HEAD, 0, 24, 3),
+    Asked(HEAD, 1, 6, 1),
+    Asked(HEAD, 2, 24, 4),
+    Asked(HEAD, 3, 16, 2, seed=3),
+)
+LATER = (
+    Asked(HEAD, 2, 12, 2, seed=4),
+    Asked(HEAD, 0, 1, 3),
+    Asked(HEAD, 3, 16, 4),
+    Asked(HEAD, 1, 9, 0),
+)
 
 
 @pytest.mark.parametrize("options", [{}, {"chain": "own", "hidden": "pre_norm"}], ids=str)
@@ -98,7 +79,7 @@ def alone(asked: Asked, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("leaving", [0, 2])
 def test_rows_that_stay_draft_as_if_the_one_that_leaves_had_never_been(leaving: int) -> None:
-    asked = [Asked(place, 16, 3) for place in (0, 1, 2, 3)]
+    asked = [Asked(HEAD, place, 16, 3) for place in (0, 1, 2, 3)]
     group = VerifyGroup(head().target, head().provider, drafter="mtp")
     rows = group.admit([_request(each) for each in asked])
     for _ in range(2):
@@ -155,7 +136,7 @@ def test_a_row_goes_on_behind_tokens_from_outside(given: int) -> None:
 
 def test_a_preview_is_the_first_token_that_is_drafted_next() -> None:
     group = VerifyGroup(head().target, head().provider, drafter="mtp")
-    [row] = group.admit([_request(Asked(2, 16, 3))])
+    [row] = group.admit([_request(Asked(HEAD, 2, 16, 3))])
     right = 0
     while group.rows:
         shown = [group.preview() for _ in range(2)]
