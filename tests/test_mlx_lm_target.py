@@ -271,7 +271,10 @@ def test_both_hidden_ports_say_the_same_and_the_others_are_missing(target: MlxLm
         assert port.hidden_size == backbone_of(target.model).embed_tokens.weight.shape[1]
     assert target.identity is target.model
     assert target.vocab_size == backbone_of(target.model).embed_tokens.weight.shape[0]
-    for port_name in ("assistant_rows", "residual_basis", "draft_projections"):
+    donors = target.assistant_rows
+    assert donors is not None
+    assert donors.hidden_size == backbone_of(target.model).embed_tokens.weight.shape[1]
+    for port_name in ("residual_basis", "draft_projections"):
         with pytest.raises(TargetLacksError, match=port_name):
             require_port(target, port_name)
 

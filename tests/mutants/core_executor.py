@@ -60,11 +60,11 @@ EXECUTOR_MUTANTS = (
         file=LANE,
         old="""\
                 row.width = 0
-                row.stats.reason = f"drafter {self.name} stood down""",
+                row.stats.reason = f"drafter {self.name} stood down: {fault}""",
         new="""\
                 for each in rows:
                     each.width = 0
-                row.stats.reason = f"drafter {self.name} stood down""",
+                row.stats.reason = f"drafter {self.name} stood down: {fault}""",
         killed_by=OF_FAULTS
         + "test_a_row_with_invalid_proposals_stands_down_and_the_others_keep_drafting",
         why="A drafter that cannot serve one request is taken from all of them.",

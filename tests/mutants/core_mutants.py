@@ -5,6 +5,7 @@ Each is one small edit of a file under ``core/src``, and names the test that fai
 
 from __future__ import annotations
 
+from mutants.core_chains import CHAIN_MUTANTS
 from mutants.core_drafting import DRAFTING_MUTANTS
 from mutants.core_ends import END_MUTANTS
 from mutants.core_executor import EXECUTOR_MUTANTS
@@ -29,6 +30,7 @@ CORE_MUTANTS = (
     *STATE_MUTANTS,
     *RING_MUTANTS,
     *ROW_FORM_MUTANTS,
+    *CHAIN_MUTANTS,
     *SAMPLING_MUTANTS,
     *SHAPING_MUTANTS,
     *REJECTION_MUTANTS,

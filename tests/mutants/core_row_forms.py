@@ -124,10 +124,8 @@ BATCH_MUTANTS = (
     Mutant(
         name="rows-are-not-grouped-anew-after-a-rollback",
         file=RAGGED,
-        old="for count in kept]\n"
-        "        width, self._width = self._width, 0\n"
-        "        self._regroup(width)\n",
-        new="for count in kept]\n        self._width = 0\n",
+        old="        self._regroup(apart=width > 1)\n",
+        new="",
         killed_by=SAME_CHUNKS,
         why="Rows stay in the batches of the lengths that they had.",
     ),
@@ -198,8 +196,8 @@ BATCH_MUTANTS = (
     Mutant(
         name="positions-are-taken-back-from-rows-by-their-old-places",
         file=NATIVE,
-        old="self._last = [last.get(id(row), []) for row in rows] if last else []",
-        new="self._last = list(last.values())",
+        old="self._kept = [kept.get(id(row), []) for row in rows]",
+        new="self._kept = list(kept.values())",
         killed_by="tests/test_native_state.py::"
         "test_a_position_is_taken_back_from_the_rows_that_it_was_begun_for_too_early[qwen3]",
         why="Rows have changed places since the window was begun.",

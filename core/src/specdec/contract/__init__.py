@@ -26,6 +26,7 @@ from specdec.contract.rows import (
     SupportsConsume,
     SupportsDeviceDraft,
     SupportsPreview,
+    SupportsStandDown,
 )
 from specdec.contract.sampling import (
     Greedy,
@@ -76,6 +77,7 @@ __all__ = [
     "SupportsConsume",
     "SupportsDeviceDraft",
     "SupportsPreview",
+    "SupportsStandDown",
     "Swap",
     "TargetView",
     "TokenConstraint",

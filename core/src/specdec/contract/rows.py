@@ -40,6 +40,7 @@ __all__ = [
     "SupportsConsume",
     "SupportsDeviceDraft",
     "SupportsPreview",
+    "SupportsStandDown",
 ]
 
 
@@ -259,3 +260,17 @@ class SupportsConsume(Protocol):
             RoundOpenError: inside a round.
             ClosedError: after ``close``.
         """
+
+
+@runtime_checkable
+class SupportsStandDown(Protocol):
+    """Optional: rows that will not be drafted for any more, such as behind a context limit.
+
+    A row that has stood down still takes every verb, and proposes nothing. The executor looks
+    after each draft, ends drafting for such a row alone, says why in its statistics, and lets it
+    leave the group before the next round.
+    """
+
+    @property
+    def stood_down(self) -> Sequence[str | None]:
+        """B entries: why a row drafts nothing from now on, in a few words; ``None`` if it does."""

@@ -89,14 +89,20 @@ class RecurrentMtp(Protocol):
 class AssistantDonors:
     """One snapshot of the target's last sliding and last full attention K/V, for a whole round.
 
+    Rows are left-aligned and right-padded: row b holds its last ``min(positions[b], L)`` positions
+    in the first columns, in temporal order. What is behind them is anything, and must be masked.
+
     Attributes:
-        sliding: keys and values ``[B, heads, L, D]`` in temporal order, or ``None``.
-        full: keys and values ``[B, heads, L, D]`` in temporal order.
+        sliding: keys and values ``[B, heads, L, D]`` of the last layer that sees a window; L is
+            the window at most. ``None`` where there is none.
+        full: keys and values ``[B, heads, L, D]`` of the last layer that sees everything, with an
+            L of its own. ``None`` where there is none. Both are ``None`` while no row has read
+            anything.
         positions: B ints, the tokens each row's target has read.
     """
 
     sliding: tuple[mx.array, mx.array] | None
-    full: tuple[mx.array, mx.array]
+    full: tuple[mx.array, mx.array] | None
     positions: tuple[int, ...]
 
 
@@ -111,7 +117,15 @@ class AssistantRows(Protocol):
         """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target scales them."""
 
     def read_donors(self) -> AssistantDonors:
-        """The donors' state between rounds; read again after every commit."""
+        """The donors of the group's own rows, between rounds; read again after every commit.
+
+        To be called inside ``draft``, ``draft_device`` or ``preview`` of a group that was opened
+        with this view, and not kept: a snapshot that is held stops in-place writes to the cache.
+
+        Raises:
+            ContractError: the view is not of a group that decodes.
+            TargetLacksError: the rows' caches hold no attention keys.
+        """
 
 
 @frozen(eq=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.models.cache import KVCache
 
 from specdec.errors import RollbackError
-from specdec.state.buffers import Buffers, merged, room_for
+from specdec.state.buffers import Buffers, merged, of_rows, room_for
 from specdec.state.cache_rows import OnlyLengthsTell
 
 if TYPE_CHECKING:
@@ -170,6 +170,22 @@ class AttentionRows(OnlyLengthsTell):
                 cache.keys, cache.values = held.row(row, length)
             cache.offset = length
         return cache
+
+    def donor(self, columns: int, rows: Sequence[int] | None) -> tuple[mx.array, mx.array] | None:
+        """Keys and values of the first positions, between rounds, for whoever borrows them.
+
+        Args:
+            columns: positions, as many as the longest of the rows has.
+            rows: one or more numbers of rows; ``None`` for all.
+
+        Returns:
+            Each ``[rows, heads, columns, D]``, or fewer columns than there is room for; ``None``
+            where nothing was ever appended.
+        """
+        if not self._buffers.held:
+            return None
+        keys, values = of_rows(self._buffers.first(columns), rows)
+        return keys, values
 
     def arrays(self) -> list[mx.array]:
         """The buffers, to be evaluated."""

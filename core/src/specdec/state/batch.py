@@ -9,6 +9,7 @@ from mlx_lm.models.cache import CacheList
 
 from specdec.errors import RollbackError
 from specdec.state.attention import AttentionRows
+from specdec.state.cache_rows import shortest
 from specdec.state.composite import ListRows
 from specdec.state.forms import adopt
 from specdec.state.positions import RowPositions
@@ -117,6 +118,21 @@ class RowBatch:
         for layer in self.caches:
             layer.finish(kept)
         self.positions.finish(kept)
+
+    @property
+    def longest_chain(self) -> int | None:
+        """Windows of one position that a chain has at most; ``None`` for no limit."""
+        return shortest(layer.longest_chain for layer in self.caches)
+
+    def begin_chain(self) -> None:
+        """From here on windows of one position can all be taken back."""
+        for layer in self.caches:
+            layer.begin_chain()
+
+    def end_chain(self) -> None:
+        """Only the last window can be taken back now."""
+        for layer in self.caches:
+            layer.end_chain()
 
     def take_back(self, counts: Sequence[int]) -> None:
         """Let row b be what it was before its last ``counts[b]`` positions."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Buffers", "merged", "room_for"]
+__all__ = ["Buffers", "merged", "of_rows", "room_for"]
 
 _STEP = 256  # capacity grows in mlx-lm's own unit
 
@@ -124,6 +124,21 @@ def merged(parts: Sequence[tuple[Buffers, int]]) -> Buffers:
                 shape = (count, like.shape[1], capacity, like.shape[3])
                 column.append(mx.zeros(shape, like.dtype))
     return Buffers([mx.concatenate(column, axis=0) for column in columns])
+
+
+def of_rows(arrays: Sequence[mx.array], rows: Sequence[int] | None) -> list[mx.array]:
+    """Some rows of arrays, as views where they are a run.
+
+    Args:
+        arrays: ``[B, ...]`` each.
+        rows: one or more of their numbers; ``None`` for all.
+    """
+    if rows is None:
+        return list(arrays)
+    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return [array[rows[0] : rows[0] + len(rows)] for array in arrays]
+    index = mx.array(list(rows), mx.int32)
+    return [mx.take(array, index, axis=0) for array in arrays]
 
 
 def _at(array: mx.array, index: mx.array) -> tuple[int, ...]:

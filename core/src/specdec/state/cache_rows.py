@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     import mlx.core as mx
 
     from specdec.state.positions import RowPositions
 
-__all__ = ["CacheRows", "OnlyLengthsTell"]
+__all__ = ["CacheRows", "OnlyLengthsTell", "shortest"]
 
 
 class CacheRows(Protocol):
@@ -43,6 +43,16 @@ class CacheRows(Protocol):
     def rewinds(self) -> bool:
         """Whether any number of positions can be taken back, not the last one alone."""
 
+    @property
+    def longest_chain(self) -> int | None:
+        """Windows of one position that a chain has at most; ``None`` for no limit."""
+
+    def begin_chain(self) -> None:
+        """From here on, what rows were before each window of one position is to be kept."""
+
+    def end_chain(self) -> None:
+        """Only the last window can be taken back now."""
+
     def begin(self) -> None:
         """A window was begun on ``positions``."""
 
@@ -62,8 +72,9 @@ class CacheRows(Protocol):
     def take_back(self, counts: Sequence[int], /) -> None:
         """Let row b be what it was before its last ``counts[b]`` positions.
 
-        Called before ``positions`` moves. Unless it ``rewinds``, a form is asked for one position
-        at most, and only after a window of one position.
+        Called before ``positions`` moves. Unless it ``rewinds``, a form is asked for what a row
+        kept of the windows of one position of an open chain at most, as many as ``longest_chain``
+        allows; without a chain for one position, and only after a window of one position.
 
         Raises:
             RollbackError: it cannot.
@@ -99,6 +110,17 @@ class OnlyLengthsTell:
         """Not where places are used again, as in rings."""
         return False
 
+    @property
+    def longest_chain(self) -> int | None:
+        """Where places are used again, only the form knows how long they are not."""
+        return None if self.rewinds else 1
+
+    def begin_chain(self) -> None:
+        """Nothing has to be remembered."""
+
+    def end_chain(self) -> None:
+        """Nothing was."""
+
     def begin(self) -> None:
         """Nothing has to be remembered."""
 
@@ -107,3 +129,8 @@ class OnlyLengthsTell:
 
     def take_back(self, counts: Sequence[int], /) -> None:
         """The arrays stay as they are."""
+
+
+def shortest(chains: Iterable[int | None]) -> int | None:
+    """The least of what chains have at most, where ``None`` is no limit."""
+    return min((most for most in chains if most is not None), default=None)

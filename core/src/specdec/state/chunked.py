@@ -35,11 +35,12 @@ class ChunkedRows(OnlyLengthsTell):
         start_position: the first position that is held.
     """
 
-    __slots__ = ("_appended", "_buffers", "_positions", "chunk_size", "start_position")
+    __slots__ = ("_appended", "_buffers", "_chaining", "_positions", "chunk_size", "start_position")
 
     def __init__(self, positions: RowPositions, chunk_size: int, start_position: int = 0) -> None:
         self._positions = positions
         self._appended = False
+        self._chaining = False
         self._buffers = Buffers()
         self.chunk_size = chunk_size
         self.start_position = start_position
@@ -59,7 +60,9 @@ class ChunkedRows(OnlyLengthsTell):
         return start + (self._positions.width if self._appended else 0)
 
     def maybe_trim_front(self) -> None:
-        """Drop what no query sees any more, in steps."""
+        """Drop what no query sees any more, in steps; in a chain a row may see it again."""
+        if self._chaining:
+            return
         held = self.offset - self.start_position
         drop = (held - self.chunk_size) // _STEP * _STEP
         if drop > 0 and self._buffers.held:
@@ -109,6 +112,7 @@ class ChunkedRows(OnlyLengthsTell):
         like = parts[0][0]
         layer = cls(positions, like.chunk_size, like.start_position)
         layer._buffers = merged_buffers(parts)
+        layer._chaining = like._chaining
         return layer
 
     def key(self, row: int) -> Hashable:
@@ -119,6 +123,19 @@ class ChunkedRows(OnlyLengthsTell):
     def split(self) -> bool:
         """Whether rows have come to have different lengths."""
         return not self._positions.uniform
+
+    @property
+    def longest_chain(self) -> None:
+        """No limit: nothing is dropped in a chain."""
+        return
+
+    def begin_chain(self) -> None:
+        """Nothing is dropped from here on."""
+        self._chaining = True
+
+    def end_chain(self) -> None:
+        """What no query sees any more is dropped again."""
+        self._chaining = False
 
     def finish(self, kept: Sequence[int] | None) -> None:
         """Whatever is kept, only the lengths tell."""

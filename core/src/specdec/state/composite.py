@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_lm.models.cache import CacheList
 
+from specdec.state.cache_rows import shortest
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
@@ -72,6 +74,21 @@ class ListRows:
     def rewinds(self) -> bool:
         """Whether all parts do."""
         return all(part.rewinds for part in self.caches)
+
+    @property
+    def longest_chain(self) -> int | None:
+        """That of the part that has the shortest."""
+        return shortest(part.longest_chain for part in self.caches)
+
+    def begin_chain(self) -> None:
+        """Every part keeps what it needs."""
+        for part in self.caches:
+            part.begin_chain()
+
+    def end_chain(self) -> None:
+        """Every part forgets it."""
+        for part in self.caches:
+            part.end_chain()
 
     def begin(self) -> None:
         """A window was begun on ``positions``."""

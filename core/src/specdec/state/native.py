@@ -1,7 +1,8 @@
 """Rows in mlx-lm's own caches, for targets whose cache types have no row form.
 
 Each row keeps its own caches and is decoded by itself, one position a round, so nothing needs to
-be rolled back but the one position that pipelined decoding begins early. Recurrent caches rebind
+be rolled back but whole windows of one position: the one that pipelined decoding begins early, and
+those of a chain. Recurrent caches rebind
 their arrays, so a reference kept before the window is a snapshot; attention caches trim; a ring
 that assigns into its arrays can do neither, and then nothing is begun early.
 """
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeState"]
 
+_Undo = list["Callable[[], None]"]
+"""Functions that take one window of a row back."""
+
 
 class NativeState:
     """B rows of mlx-lm caches, decoded one by one.
@@ -39,8 +43,10 @@ class NativeState:
         self._rows: list[list[Any]] = [list(caches)]
         self._lengths = [_length(caches)]
         self._width = 0
-        self._undo: list[list[Callable[[], None]]] = []
-        self._last: list[list[Callable[[], None]]] = []  # of the window before
+        self._undo: list[_Undo] = []
+        # Per row, for each window of one position that it can take back: how.
+        self._kept: list[list[_Undo]] = [[]]
+        self._chaining = False
         self.can_roll_back = all(_can_undo(c) for c in caches)
 
     @property
@@ -100,7 +106,9 @@ class NativeState:
         if self._width:
             raise RoundOpenError("begin_round")
         del reading
-        self._width, self._last = width, []
+        self._width = width
+        if width > 1 or not self._chaining:
+            self._forget()
         # Only a window of one position is ever begun early, so only that needs a snapshot.
         if width == 1 and self.can_roll_back:
             self._undo = [[undo for c in row for undo in _undo(c)] for row in self._rows]
@@ -131,28 +139,60 @@ class NativeState:
         for row, count in enumerate(kept):
             if count:
                 self._lengths[row] += width
+                self._kept[row] += self._undo[row : row + 1]
             else:
                 for undo in self._undo[row]:
                     undo()
-        self._width, self._undo, self._last = 0, [], self._undo
+        self._width, self._undo = 0, []
 
-    def take_back(self, counts: Sequence[int]) -> None:
-        """Let rows be what they were before their last position, where ``counts`` is 1.
+    @property
+    def longest_chain(self) -> int | None:
+        """Windows that a chain has at most; none where nothing can be taken back."""
+        return None if self.can_roll_back else 0
+
+    def begin_chain(self) -> None:
+        """From here on windows of one position can all be taken back.
 
         Raises:
             RoundOpenError: a round is open.
-            RollbackError: it is not known how.
+            RollbackError: a window cannot be dropped.
+        """
+        if self._width:
+            raise RoundOpenError("begin_chain")
+        if not self.can_roll_back:
+            raise RollbackError(f"these caches cannot take positions back; {self.reason}")
+        self._forget()
+        self._chaining = True
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Let rows be what they were before their last ``counts`` positions.
+
+        These are of the windows of one position of a chain, or of the last window alone.
+
+        Raises:
+            RoundOpenError: a round is open.
+            RollbackError: it is not known how; nothing changed.
         """
         if self._width:
             raise RoundOpenError("take_back")
-        if any(counts) and not self._last:
-            raise RollbackError(f"these caches cannot take a position back; {self.reason}")
+        most = [len(kept) for kept in self._kept]
+        if len(counts) != len(most) or any(
+            not 0 <= count <= limit for count, limit in zip(counts, most, strict=True)
+        ):
+            raise RollbackError(
+                f"these caches cannot take back {list(counts)} positions, {most} at most; "
+                f"{self.reason}"
+            )
         for row, count in enumerate(counts):
             if count:
-                self._lengths[row] -= 1
-                for undo in self._last[row]:
+                self._lengths[row] -= count
+                for undo in self._kept[row][-count]:
                     undo()
-        self._last = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kept = [[] for _ in self._rows]
+        self._chaining = False
 
     def prepare_append(self, rows: Sequence[NativeState]) -> PendingChange:
         """This state's rows followed by those of ``rows``; a swap of lists.
@@ -201,9 +241,10 @@ class NativeState:
             raise RollbackError("a row of native caches can only be given back to its own caches")
 
     def _swap(self, rows: list[list[Any]], lengths: list[int]) -> None:
-        last = {id(row): undo for row, undo in zip(self._rows, self._last, strict=False)}
-        self._last = [last.get(id(row), []) for row in rows] if last else []
+        kept = {id(row): each[-1:] for row, each in zip(self._rows, self._kept, strict=True)}
         self._rows, self._lengths = rows, lengths
+        self._kept = [kept.get(id(row), []) for row in rows]
+        self._chaining = False
 
 
 def _length(caches: Sequence[Any]) -> int:

@@ -13,7 +13,7 @@ from attrs import frozen
 from mlx_lm.models.cache import QuantizedKVCache
 
 from specdec.state.attention import append, check_window, merged_buffers
-from specdec.state.buffers import Buffers, room_for
+from specdec.state.buffers import Buffers, of_rows, room_for
 from specdec.state.cache_rows import OnlyLengthsTell
 
 if TYPE_CHECKING:
@@ -156,6 +156,13 @@ class QuantizedRows(OnlyLengthsTell):
             cache.offset = length
         return cache
 
+    def donor(self, columns: int, rows: Sequence[int] | None) -> tuple[mx.array, mx.array] | None:
+        """As :meth:`AttentionRows.donor`, in the type that was quantized."""
+        if not self._buffers.held:
+            return None
+        held = of_rows(self._buffers.first(columns), rows)
+        return self._unpacked(*held[:3]), self._unpacked(*held[3:])
+
     def arrays(self) -> list[mx.array]:
         """The buffers, to be evaluated."""
         return list(self._buffers.held)
@@ -169,3 +176,6 @@ class QuantizedRows(OnlyLengthsTell):
             return list(mx.quantize(array, group_size=self.group_size, bits=self.bits))
 
         return [*pack(keys), *pack(values)]
+
+    def _unpacked(self, packed: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+        return mx.dequantize(packed, scales, biases, group_size=self.group_size, bits=self.bits)

@@ -15,6 +15,8 @@ import mlx.core as mx
 from specdec.contract import Swap, check_keep
 from specdec.errors import NoOpenRoundError, RollbackError, RoundOpenError, RowIndexError
 from specdec.state.batch import RowBatch, put_into
+from specdec.state.cache_rows import shortest
+from specdec.state.chains import Chain
 from specdec.state.forms import types_without_row_form
 from specdec.state.native import NativeState
 
@@ -68,6 +70,7 @@ class RaggedState:
         self._width = 0
         # Per row, whether its last window was of one position, which it kept.
         self._single = [False]
+        self._chain: Chain | None = None
         batch = RowBatch(caches, quantization, exact_keys=exact_keys)
         self._places: list[_Place] = [(batch, 0)]
         self._batches: list[tuple[RowBatch, list[int]]] = [(batch, [0])]
@@ -145,6 +148,8 @@ class RaggedState:
             raise RoundOpenError("begin_round")
         if width < 1:
             raise RollbackError(f"a round of {width} positions was begun; give 1 or more")
+        if self._chain is not None and (width > 1 or self._chain.is_full):
+            self._end_chain()
         self._quantize_due()
         for batch, _ in self._batches:
             batch.begin(width, reading=reading)
@@ -160,9 +165,7 @@ class RaggedState:
             raise NoOpenRoundError("commit_round")
         for batch, _ in self._batches:
             batch.finish(None)
-        self._single = [self._width == 1] * self.row_count
-        width, self._width = self._width, 0
-        self._regroup(width)
+        self._close([self._width] * self.row_count)
 
     def rollback(self, kept: Sequence[int]) -> None:
         """Keep the first ``kept[b]`` positions of the window in row b. O(1) in the context.
@@ -182,38 +185,84 @@ class RaggedState:
             batch.check(share)
         for (batch, _), share in zip(self._batches, shares, strict=True):
             batch.finish(share)
-        self._single = [self._width == count == 1 for count in kept]
+        self._close(kept)
+
+    def _close(self, kept: Sequence[int]) -> None:
+        """The window was closed in every batch."""
         width, self._width = self._width, 0
-        self._regroup(width)
+        self._single = [width == count == 1 for count in kept]
+        if self._chain is not None:
+            self._chain.add(kept)
+        self._regroup(apart=width > 1)
+
+    # Chains of windows that are taken back, row by row.
+
+    @property
+    def longest_chain(self) -> int | None:
+        """Windows that a chain has at most; ``None`` for no limit."""
+        return shortest(batch.longest_chain for batch, _ in self._batches)
+
+    def begin_chain(self) -> None:
+        """From here on windows of one position can all be taken back, between rounds.
+
+        A chain ends with ``take_back``, with a wider window, with one window more than
+        ``longest_chain``, and with any change of the rows; a second one begins anew. Until then
+        recurrent layers keep what they were before each of its windows, by reference, and nothing
+        is dropped that a row may come to see again.
+
+        Raises:
+            RoundOpenError: a round is open.
+        """
+        self._between_rounds("begin_chain")
+        for batch, _ in self._batches:
+            batch.begin_chain()
+        self._chain = Chain([0] * self.row_count, self.longest_chain)
 
     def take_back(self, counts: Sequence[int]) -> None:
         """Let row b be what it was before its last ``counts[b]`` positions.
 
-        Attention keys go back any number, as after a chain of windows that a drafter went ahead
-        by. For other caches the last window must have been of one position, and nothing may have
-        been begun since.
+        In a chain (``begin_chain``): what a row kept since it began. Else attention keys go back
+        any number; for other caches the last window must have been of one position, and nothing
+        may have been begun since.
 
         Raises:
             RoundOpenError: a round is open.
-            RollbackError: a row cannot.
+            RollbackError: a row cannot; nothing changed.
         """
         self._between_rounds("take_back")
-        if len(counts) != self.row_count or any(
-            not 0 <= count <= self._retractable(row) for row, count in enumerate(counts)
+        most = [self._retractable(row) for row in range(self.row_count)]
+        if len(counts) != len(most) or any(
+            not 0 <= count <= limit for count, limit in zip(counts, most, strict=True)
         ):
             raise RollbackError(
-                f"rows cannot take back {list(counts)} positions; give what a row of attention "
-                "keys has, or 1 where the last window was of one position that was kept"
+                f"rows cannot take back {list(counts)} positions; give one count per row, of at "
+                f"most {most}"
             )
+        chain = self._chain
+        older = {} if chain is None else chain.unquantized(counts)
         for batch, rows in self._batches:
-            batch.take_back([counts[row] for row in rows])
+            batch.take_back([0 if row in older else counts[row] for row in rows])
         self._single = [False] * self.row_count
-        self._regroup()
+        for row, place in older.items():
+            self._places[row] = place
+        self._end_chain()
+        if older:
+            self._swap(_grouped(self._places, self._together))
+        self._regroup(apart=chain is not None)
 
     def _retractable(self, row: int) -> int:
         """Positions that a row can take back at most."""
+        if self._chain is not None:
+            return self._chain.kept[row]
         batch, own = self._places[row]
         return batch.positions.lengths[own] if batch.rewinds else int(self._single[row])
+
+    def _end_chain(self) -> None:
+        """What the rows were before the last window is forgotten."""
+        if self._chain is not None:
+            self._chain = None
+            for batch in {id(batch): batch for batch, _ in self._places}.values():
+                batch.end_chain()
 
     # Membership.
 
@@ -230,10 +279,12 @@ class RaggedState:
             state._between_rounds("prepare_append")
         built = _grouped([place for s in (self, *rows) for place in s._places], self._together)
         single = [each for state in (self, *rows) for each in state._single]
+        chain = next((s._chain for s in (self, *rows) if s._chain is not None), None)
 
         def join() -> None:
             self._swap(built)
-            self._single = single
+            self._single, self._chain = single, chain
+            self._end_chain()
 
         return Swap(join)
 
@@ -249,6 +300,7 @@ class RaggedState:
         if list(keep) != list(range(self.row_count)):
             self._swap(_grouped([self._places[k] for k in keep], self._together))
             self._single = [self._single[k] for k in keep]
+            self._end_chain()
 
     def extract_row(self, row: int) -> list[Any]:
         """One row as mlx-lm caches that share nothing with this state.
@@ -291,13 +343,17 @@ class RaggedState:
 
     # How rows are spread over batches.
 
-    def _regroup(self, width: int = 1) -> None:
+    def _regroup(self, *, apart: bool) -> None:
         """Spread the rows anew where their keys have come to differ, or to agree.
 
         Lengths that agree by chance after a wider window part again in the next round, and each
-        move copies what the rows hold; rows that decode plainly stay as they are together.
+        move copies what the rows hold; rows that decode plainly stay as they are together. Chains
+        are as wider windows are.
+
+        Args:
+            apart: whether the window was wider, or the end of a chain.
         """
-        apart = self._together is Together.EQUAL and width > 1
+        apart = self._together is Together.EQUAL and (apart or self._chain is not None)
         may_join = len(self._batches) > 1 and not apart
         if len(self._places) > 1 and (may_join or self._split()):
             self._swap(_grouped(self._places, self._together, apart=apart))
@@ -306,6 +362,9 @@ class RaggedState:
         """Quantize rows that are long enough now, before anybody looks at them."""
         if not any(batch.is_due for batch, _ in self._batches):
             return
+        if self._chain is not None:
+            chain = self._chain
+            self._swap([(chain.quantizes(b, r) if b.is_due else b, r) for b, r in self._batches])
         for batch, _ in self._batches:
             batch.quantize_if_due()
         if len(self._batches) > 1:

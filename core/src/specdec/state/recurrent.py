@@ -17,6 +17,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
+from attrs import frozen
 from mlx_lm.models.cache import ArraysCache
 
 from specdec.errors import RollbackError
@@ -52,6 +53,34 @@ class Replay(Protocol):
         """
 
 
+@frozen(eq=False)
+class _Link:
+    """One window of a chain.
+
+    Attributes:
+        before: what was there before it: arrays of all rows, or of each row alone.
+        kept: positions that each row kept of it, 0 or 1.
+    """
+
+    before: Slots | None
+    before_apart: list[Slots]
+    kept: list[int]
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[_Link, Sequence[int]]]) -> _Link:
+        """The window of the rows that are listed with each part."""
+        link, rows = parts[0]
+        if len(parts) == 1 and list(rows) == list(range(len(link.kept))):
+            return link
+        kept = [part.kept[row] for part, rows in parts for row in rows]
+        before = [part.of(row) for part, rows in parts for row in rows]
+        return cls(_joined(before), [], kept) if _alike(before) else cls(None, before, kept)
+
+    def of(self, row: int) -> Slots:
+        """What a row was before."""
+        return self.before_apart[row] if self.before is None else _picked(self.before, [row])
+
+
 class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types; models ask for it
     """Arrays ``[B, ...]`` of one layer.
 
@@ -68,6 +97,7 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         self._positions = positions
         self._before: Slots | None = None
         self._before_apart: list[Slots] | None = None
+        self._chain: list[_Link] | None = None
         self._replays: list[Replay] = []
         self._steps: dict[int, Sequence[mx.array]] = {}
         self._inputs: dict[int, mx.array] = {}
@@ -131,6 +161,11 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
                 layer._before = _joined(before)
             else:
                 layer._before_apart = before
+        chains = [part._chain for part, _ in parts if part._chain is not None]
+        if len(chains) == len(parts) and len(set(map(len, chains))) == 1:
+            rows = [chosen for _, chosen in parts]
+            links = zip(*chains, strict=True)
+            layer._chain = [_Link.joined(list(zip(each, rows, strict=True))) for each in links]
         return layer
 
     def key(self, row: int) -> Hashable:
@@ -147,6 +182,19 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
     def rewinds(self) -> bool:
         """Only what the rows were before one position is kept."""
         return False
+
+    @property
+    def longest_chain(self) -> None:
+        """No limit but that of memory: a chain holds the arrays of each of its windows."""
+        return
+
+    def begin_chain(self) -> None:
+        """From here on, what is there before each window of one position is kept by reference."""
+        self._chain = []
+
+    def end_chain(self) -> None:
+        """Only what was there before the last window is kept."""
+        self._chain = None
 
     def begin(self) -> None:
         """A window was begun: what is there now is kept by reference."""
@@ -185,23 +233,30 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         self._forget()
         if width > 1:
             self._before = None
+        elif self._chain is not None:
+            ones = [1] * len(self._positions.lengths)
+            self._chain.append(_Link(before, [], ones if kept is None else list(kept)))
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Let rows be what they were before their last position.
+        """Let rows be what they were before their last positions.
 
         Raises:
             RollbackError: that is not known any more.
         """
         if not any(counts):
             return
-        if not self._knows_before:
+        if self._chain is not None:
+            self._go_back(self._chain, [self._link_of(row, n) for row, n in enumerate(counts)])
+        elif self._knows_before:
+            self._settle(
+                [
+                    self._before_of(row) if count else self._taken([row])
+                    for row, count in enumerate(counts)
+                ]
+            )
+        else:
             raise RollbackError("what these recurrent rows were before is not kept any more")
-        rows = [
-            self._before_of(row) if count else self._taken([row])
-            for row, count in enumerate(counts)
-        ]
         self._before = self._before_apart = None
-        self._settle(rows)
 
     def extract(self, row: int, *, share: bool = False) -> ArraysCache:
         """One row as an mlx-lm cache."""
@@ -305,6 +360,38 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
             arrays: Slots = self.cache
             return arrays
         return _picked(self.cache, rows)
+
+    def _link_of(self, row: int, count: int) -> int:
+        """The window of the chain that a row kept the last but ``count - 1`` position of."""
+        chain = self._chain or []
+        number = len(chain)
+        while count:
+            number -= 1
+            count -= chain[number].kept[row]
+        return number
+
+    def _go_back(self, chain: Sequence[_Link], links: Sequence[int]) -> None:
+        """Let each row be what it was before its window of the chain, or what it is."""
+        numbers = sorted(set(links))
+        now = self.cache if self._apart is None else None
+        states = [chain[n].before if n < len(chain) else now for n in numbers]
+        together = [state for state in states if state is not None]
+        if len(together) == len(states) and _alike(together):
+            self._apart, places = None, [numbers.index(n) for n in links]
+            columns = list(zip(*together, strict=True))
+            self.cache = [self._chosen(column, places) for column in columns]
+        else:
+            rows = enumerate(links)
+            self._settle([chain[n].of(r) if n < len(chain) else self._taken([r]) for r, n in rows])
+
+    def _chosen(self, states: Sequence[Any], places: Sequence[int]) -> Any:
+        """Of each row the state at its place; no state, if there is none."""
+        if all(state is states[0] for state in states):
+            return states[0]
+        if len(states) > _FUSED:
+            return mx.concatenate([states[at][row : row + 1] for row, at in enumerate(places)])
+        key = ("picked", tuple(places))
+        return _pick(self._positions.once(key, lambda: mx.array(list(places), mx.int32)), *states)
 
     @property
     def _knows_before(self) -> bool:

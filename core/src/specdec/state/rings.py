@@ -5,7 +5,8 @@ takes the place of p less the ring's size. The first ``keep`` positions are neve
 place depends on the position alone, not on the widths of the windows it was written in, so a row's
 sums are the same with and without a drafter. The slack is what a rollback needs: a window of up to
 ``SLACK + 1`` positions only overwrites what none of its queries sees, so dropping any part of it is
-not moving the length on.
+not moving the length on. The same holds of as many windows of one position in a row: together they
+overwrite what one window of all their positions would.
 
 Wider windows are not written before it is known what is kept of them: they see what the ring holds,
 in order, followed by their own.
@@ -79,6 +80,24 @@ class Ring:
             ("ring write", self.size, self.keep, positions.width),
             lambda: self.places(positions.write_index()),
         )
+
+    def last(self, lengths: Sequence[int], columns: int) -> mx.array | slice:
+        """Where the last positions of rows stand, in temporal order.
+
+        Args:
+            lengths: of the rows; one or more.
+            columns: positions a row; of one with fewer all, and behind them anything.
+
+        Returns:
+            A slice where the same places in a run will do, else places ``[B or 1, 1, n, 1]``.
+        """
+        starts = sorted({max(length - columns, 0) for length in lengths})
+        first = self.place(starts[0])
+        if len(starts) == 1 and first + columns <= self.size:
+            return slice(first, first + columns)
+        begin = [starts[0]] if len(starts) == 1 else [max(n - columns, 0) for n in lengths]
+        positions = mx.array(begin, mx.int32)[:, None] + mx.arange(columns, dtype=mx.int32)
+        return self.places(positions)[:, None, :, None]
 
     # What queries of a window see, where it is written in place.
 

@@ -69,11 +69,27 @@ class RowState(Protocol):
     def rollback(self, kept: Sequence[int]) -> None:
         """Keep the first ``kept[b]`` positions of the window in row b; raises if it cannot."""
 
+    def begin_chain(self) -> None:
+        """From here on windows of one position can all be taken back, between rounds.
+
+        A chain ends with ``take_back``, with a wider window, and with any change of the rows. It
+        has ``longest_chain`` windows at most; one more ends it. A second one begins anew.
+
+        Raises:
+            RoundOpenError: a round is open.
+            RollbackError: these caches can take nothing back; says why.
+        """
+
+    @property
+    def longest_chain(self) -> int | None:
+        """Windows that a chain has at most; ``None`` for no limit."""
+
     def take_back(self, counts: Sequence[int]) -> None:
         """Let row b be what it was before its last ``counts[b]`` positions; raises if it cannot.
 
-        Attention keys go back any number. For other caches the last window must have been of one
-        position, and none begun since.
+        In a chain (``begin_chain``) these are of what the row kept since it began, for any caches.
+        Else attention keys go back any number; for other caches it is the last window alone, if it
+        was of one position and none was begun since.
         """
 
     def prepare_append(self, rows: Sequence[Self]) -> PendingChange:

@@ -14,9 +14,9 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from specdec.errors import RollbackError
 from specdec.state.attention import check_window, merged_buffers
-from specdec.state.buffers import Buffers, room_for
+from specdec.state.buffers import Buffers, of_rows, room_for
 from specdec.state.cache_rows import OnlyLengthsTell
-from specdec.state.rings import Ring
+from specdec.state.rings import SLACK, Ring
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -149,6 +149,11 @@ class WindowRows(OnlyLengthsTell):
         del row
         return self._ring.max_size, self._ring.keep
 
+    @property
+    def longest_chain(self) -> int:
+        """As many as a window that is written in place has positions; see ``rings.py``."""
+        return SLACK + 1
+
     def begin(self) -> None:
         """A window was begun on ``positions``."""
         self._own = None
@@ -179,6 +184,29 @@ class WindowRows(OnlyLengthsTell):
             )
             cache.offset, cache._idx = length, kept + length - first
         return cache
+
+    @property
+    def donated(self) -> int:
+        """Positions in a run that are held of a row of any length: the window but for ``keep``."""
+        return self._ring.max_size - self._ring.keep
+
+    def donor(self, columns: int, rows: Sequence[int] | None) -> tuple[mx.array, mx.array] | None:
+        """As :meth:`AttentionRows.donor`, of each row's last positions in temporal order.
+
+        Args:
+            columns: positions, at most ``donated``; of a row with fewer all of them.
+            rows: one or more numbers of rows; ``None`` for all.
+        """
+        if not self._buffers.held:
+            return None
+        lengths = self._positions.lengths
+        held = Buffers(of_rows(self._buffers.held, rows))
+        places = self._ring.last(lengths if rows is None else [lengths[r] for r in rows], columns)
+        if isinstance(places, slice):
+            keys, values = (array[..., places, :] for array in held.held)
+        else:
+            keys, values = held.gathered(places)
+        return keys, values
 
     def arrays(self) -> list[mx.array]:
         """The buffers, to be evaluated."""

@@ -22,10 +22,12 @@ from specdec.state import (
     NativeState,
     RaggedState,
     RowBatch,
+    has_donors,
     row_state,
     types_without_row_form,
 )
 from specdec.targets.adapters import adapter_layers
+from specdec.targets.donors import DonorPort
 from specdec.targets.fit import fit_of
 from specdec.targets.intercept import Backbone, find_backbone
 from specdec.targets.native_heads import declared_head
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from specdec.contract import AssistantRows, ResidualBasis, VocabularySubset
+    from specdec.contract import ResidualBasis, VocabularySubset
     from specdec.state import RowState, Together
 
 __all__ = ["MlxLmTarget"]
@@ -122,7 +124,10 @@ class MlxLmTarget:
         self._types_missing = types_without_row_form(make_prompt_cache(model))
         self._fit = fit_of(model, self.vocab_size)
         self._recurrence = self._find_recurrence()
-        self._reason = self.new_state().reason
+        state = self.new_state()
+        self._reason = state.reason
+        lends = self._port is not None and has_donors(state)
+        self._donor_port = DonorPort(self._port) if self._port is not None and lends else None
         self._sizes = RowSizes()
         self._packings: set[Format] = set()
 
@@ -152,9 +157,9 @@ class MlxLmTarget:
         return self._port
 
     @property
-    def assistant_rows(self) -> AssistantRows | None:
-        """Not offered: needs the row form of sliding windows."""
-        return None
+    def assistant_rows(self) -> DonorPort | None:
+        """Donors of a group's rows; ``None`` without usual layers, or without attention keys."""
+        return self._donor_port
 
     @property
     def residual_basis(self) -> ResidualBasis | None:

@@ -17,14 +17,17 @@ from specdec.contract import (
     SupportsPreview,
 )
 from specdec.errors import ContractError
+from specdec.verify.donors import Lending, view_for
 from specdec.verify.drafts import Asked, Drafts
 from specdec.verify.members import pick
 from specdec.verify.proposals import check_device, check_host, check_logq
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from specdec.contract import DraftRowGroup, GroupedDraftProvider, TargetView
+    from specdec.state import RowState
     from specdec.verify.members import Members
     from specdec.verify.row import Row
 
@@ -39,6 +42,9 @@ class DraftRounds:
         grouped: the drafter's factory of groups.
         target: the bound target.
         ids: the ids that the drafter says it selects over, if it lists some.
+
+    Attributes:
+        view: the target for the draft group that is opened.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class DraftRounds:
         self._members = members
         self._grouped = grouped
         self._target = target
+        self._lending = Lending()
+        self.view = view_for(target, self._lending)
         self._listed = None if ids is None else mx.array(list(ids), mx.int32)
         self._ahead: dict[int, Sequence[int]] = {}  # forced tokens of the open round, by row
         self._longest = 0  # what was proposed in it, before constraints cut drafts
@@ -59,6 +67,17 @@ class DraftRounds:
         """Whether the drafter can follow where somebody else chooses a row's tokens."""
         members = self._members
         return place not in members.rows or isinstance(members.group, SupportsConsume)
+
+    def lending(
+        self, state: RowState, places: Sequence[int] | None
+    ) -> AbstractContextManager[None]:
+        """While the block runs, the draft group may borrow of its members' target rows.
+
+        Args:
+            state: rows of the verify group, between rounds.
+            places: the members' rows; ``None`` for all.
+        """
+        return self._lending.of(state, places)
 
     def propose(
         self,
@@ -101,6 +120,8 @@ class DraftRounds:
                 fault = check_device(device, asked.depths)
                 if fault is not None:
                     raise ContractError(fault)
+                # The device drafts while the host builds the window that verifies it.
+                mx.async_eval(device.tokens)  # type: ignore[no-untyped-call]  # untyped in MLX
                 logq = self._logq(device, device.tokens.shape[1]) if rejecting else None
                 drafts = Drafts.of(asked.depths, places, len(rows), device=device, logq=logq)
                 return drafts, ()

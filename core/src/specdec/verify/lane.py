@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 
-from specdec.contract import ContextKind, SupportsConsume, Swap
+from specdec.contract import ContextKind, SupportsConsume, SupportsStandDown, Swap
 from specdec.errors import one_line
 from specdec.verify.asking import DraftRounds
 from specdec.verify.drafts import Drafts
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TargetView,
     )
     from specdec.sampling import RowSamplers
+    from specdec.state import RowState
     from specdec.verify.row import Row
 
 __all__ = ["FORGIVEN_AFTER", "MAX_FAILURES", "MAX_FAULTS", "DraftLane"]
@@ -68,13 +69,13 @@ class DraftLane:
     def __init__(self, provider: DraftProvider, name: str, target: TargetView) -> None:
         self.name = name
         self._grouped = provider.grouped
-        self._target = target
         self._members = Members()
         self._sampling: MemberSampling | None = None
         self._ids = draft_vocabulary(self._grouped, target)
         self._rounds = DraftRounds(self._members, self._grouped, target, self._ids)
         self.failures = 0
         self._clean = 0  # rounds since the last exception
+        self._leaving: list[Row] = []  # they stood down, and leave between rounds
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
 
@@ -151,6 +152,7 @@ class DraftLane:
             sampling: the group's samplers.
         """
         members = self._members
+        self._let_leave()
         if len(members.rows) == len(rows):
             return
         outside = [
@@ -171,6 +173,12 @@ class DraftLane:
                 said = row.stats.last_draft_error or self.last_error
                 said = said or "it cannot read the row again without the target"
                 row.stats.reason = row.stats.reason or self._failed(said)
+
+    def _let_leave(self) -> None:
+        """Let rows that stood down out of the draft group."""
+        leaving, self._leaving = {id(row) for row in self._leaving}, []
+        gone = [place for place, row in self._members.rows.items() if id(row) in leaving]
+        self._try(lambda: self._members.remove(gone))
 
     def _may_enter(self, row: Row) -> bool:
         failures = max(self.failures, row.stats.draft_errors)
@@ -202,7 +210,7 @@ class DraftLane:
             if members.group is None:
                 with seen.entered_by(joining):
                     opened = self._grouped.open(
-                        target=self._target,
+                        target=self._rounds.view,
                         sampling=seen,
                         checkpoints=checkpoints,
                         constraints=None,
@@ -235,6 +243,7 @@ class DraftLane:
         rows: Sequence[Row],
         vocab_size: int,
         *,
+        state: RowState,
         on_device: bool,
         forced: Mapping[int, Sequence[int]],
         rejecting: bool,
@@ -244,6 +253,7 @@ class DraftLane:
         Args:
             rows: the host rows, in group order.
             vocab_size: ids must be below it.
+            state: the target's rows, between rounds.
             on_device: whether drafts may stay on the device: nothing of the requests needs them
                 on the host.
             forced: by row, what stands in front of its drafts.
@@ -254,16 +264,18 @@ class DraftLane:
         group = self._members.group
         if group is None or not self._members.rows:
             return nothing
-        self._bind_draws(rows)
+        places = self._bind_draws(rows)
         try:
-            proposed, faults = self._rounds.propose(
-                rows,
-                group,
-                context=self.context,
-                on_device=on_device,
-                forced=forced,
-                rejecting=rejecting,
-            )
+            with self._rounds.lending(state, places):
+                proposed, faults = self._rounds.propose(
+                    rows,
+                    group,
+                    context=self.context,
+                    on_device=on_device,
+                    forced=forced,
+                    rejecting=rejecting,
+                )
+            self._stand_down(group)
         except Exception as error:
             self.fail(error)
             return nothing
@@ -271,9 +283,22 @@ class DraftLane:
             self.blame(list(self._members.rows.values()), faults)
         return proposed
 
-    def _bind_draws(self, rows: Sequence[Row]) -> None:
+    def _stand_down(self, group: DraftRowGroup) -> None:
+        """End drafting for the rows that the drafter says it drafts for no more."""
+        if not isinstance(group, SupportsStandDown):
+            return
+        rows = self._members.rows.values()
+        for row, reason in list(zip(rows, group.stood_down, strict=True)):  # all fit, or none
+            if reason is not None and row.width:
+                row.width = 0
+                row.stats.reason = f"drafter {self.name} stood down: {one_line(reason)}"
+                self._leaving.append(row)
+
+    def _bind_draws(self, rows: Sequence[Row]) -> list[int] | None:
         assert self._sampling is not None
-        self._sampling.bind(self._members.places(len(rows)), len(rows))
+        places = self._members.places(len(rows))
+        self._sampling.bind(places, len(rows))
+        return places
 
     def commit(self, accepted: Sequence[int], context: mx.array | None) -> None:
         """End the round that ``propose`` opened.
@@ -288,16 +313,17 @@ class DraftLane:
         if self._clean >= FORGIVEN_AFTER:
             self.failures = 0
 
-    def preview(self, rows: Sequence[Row]) -> list[list[int]] | None:
+    def preview(self, rows: Sequence[Row], state: RowState) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where it cannot say. Changes no state.
 
         Args:
             rows: all rows, between rounds.
+            state: the target's.
         """
         if not self.is_open:
             return None
-        self._bind_draws(rows)
-        return self._try(lambda: self._rounds.preview(len(rows)))
+        with self._rounds.lending(state, self._bind_draws(rows)):
+            return self._try(lambda: self._rounds.preview(len(rows)))
 
     def consume(self, chunks: Mapping[int, Sequence[int]], context: mx.array | None) -> None:
         """Let the drafter read tokens that somebody else chose; one that cannot loses those rows.

@@ -214,10 +214,11 @@ class LiveRows:
 
     def preview(self) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where nobody can tell."""
-        if self.state is not None:
-            self._tell_room()
+        if self.state is None or self.flight is not None:
+            return None  # the next tokens are drawn already, and the target has read beyond them
+        self._tell_room()
         lane = self.drafting.ready(self.rows, self.samplers)
-        return None if lane is None else lane.preview(self.rows)
+        return None if lane is None else lane.preview(self.rows, self.state)
 
     # Leaving.
 

@@ -112,6 +112,7 @@ class Verifier:
             proposed = lane.propose(
                 rows,
                 vocab,
+                state=state,
                 on_device=not constrained and not any(row.positional for row in rows),
                 forced=forced,
                 rejecting=self._samplers.rejecting,
