@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import types
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -13,8 +15,10 @@ import pytest
 from attrs import field, frozen
 
 from specdec.cli.listing import add_parsers, run_detect, run_plugins
+from specdec.drafters import check_drafter
 from specdec.errors import ArtifactError, SpecdecError, UnrecognizedArtifactError
 from specdec.plugins import Artifact, DraftKind, LoadedDraft, LoadRequest, hookimpl
+from specdec.plugins.models import find_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,6 +249,37 @@ def test_a_single_file_can_be_detected(folder: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(UnrecognizedArtifactError):
         run(f"detect {folder / 'mtp.safetensors'}", MTP)
     assert "no" in capsys.readouterr().out
+
+
+def test_detect_knows_bundled_names_as_generating_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recognised = Plugin("dflash", [kind("dflash", detect=lambda a: "dflash_config" in a.config)])
+    name = "demo-qwen3-dflash"
+    assert run(f"detect {name} --json", recognised) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["choice"]) == (str(find_model(name)), "dflash")
+    assert check_drafter(name)[1] == find_model(name)
+    # What is at the path comes first, as there.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(UnrecognizedArtifactError, match=f"recognises {name};"):
+        run(f"detect {name}", recognised)
+
+
+def test_bundled_names_are_found_without_mlx() -> None:
+    code = """
+import sys
+for name in ("mlx", "mlx.core", "mlx_lm", "transformers", "numpy"):
+    sys.modules[name] = None
+from specdec.cli import main
+sys.exit(main(("detect", "demo-qwen3-dflash")))
+"""
+    asked = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("choice: dflash, by specdec-dflash ")
 
 
 def test_the_commands_work_from_a_plain_namespace(capsys: pytest.CaptureFixture[str]) -> None:

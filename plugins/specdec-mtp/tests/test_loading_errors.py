@@ -104,8 +104,21 @@ def test_without_a_known_folder_the_way_out_is_said() -> None:
 
 
 def test_a_target_of_another_size_is_refused(tmp_path: Path) -> None:
-    model, _ = load_model(write_qwen3_5(tmp_path))
-    said = refused(SpecdecError, lambda: load_drafter(demo_folder(), model))
+    small = write_qwen3_5(tmp_path / "whole")
+    model, _ = load_model(small)
+    text = "has hidden_size 384, but the target has 64; give the one of this target"
+    for split in (False, True):
+        folder = split_release(tmp_path / "split") if split else demo_folder()
+        said = refused(ArtifactError, partial(load_drafter, folder, model))
+        assert text in said
+        assert said.endswith("; a whole model drafts with kind=two-model") != split
+
+
+def test_a_head_whose_tensors_do_not_fit_its_config_is_refused(tmp_path: Path) -> None:
+    model, _ = load_model(write_qwen3_5(tmp_path / "whole"))
+    folder = split_release(tmp_path / "split")
+    edited(folder, lambda config: config["text_config"].update(hidden_size=64))
+    said = refused(SpecdecError, lambda: load_drafter(folder, model))
     assert "of the mtp head has shape" in said
     assert "give the one of this target" in said
     assert "64" in said
@@ -257,8 +270,9 @@ def test_a_declared_head_without_tensors_is_one_line_everywhere(
 
 
 def test_a_target_that_declares_none_is_one_line_everywhere(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SPECDEC_DISABLE_PLUGINS", "two-model")  # which takes any whole model
     folder = without_head(tmp_path)
     edited(folder, lambda config: config["text_config"].pop("mtp_num_hidden_layers"))
     model, tokenizer = mlx_lm.load(str(folder))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specdec.errors import SpecdecError
 from specdec.plugins.hooks import API_VERSION, SUPPORTED_API
 from specdec.plugins.kinds import Artifact
+from specdec.plugins.models import find_model
 from specdec.plugins.registry import Registry
 from specdec.plugins.scan import is_strict, scan
 
@@ -35,7 +36,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     plugins.add_argument("--verbose", action="store_true", help="add tracebacks of broken plugins")
     plugins.set_defaults(run=run_plugins)
     detect = subparsers.add_parser("detect", help="say which drafter a folder is for")
-    detect.add_argument("path", help="the drafter's folder")
+    detect.add_argument("path", help="the drafter's folder, or a bundled one's name")
     detect.add_argument("--json", action="store_true", help="write JSON")
     detect.set_defaults(run=run_detect)
 
@@ -73,9 +74,10 @@ def run_detect(args: argparse.Namespace) -> int:
 
     Raises:
         ArtifactError: nothing readable is at the path; nothing was printed.
+        ModelNotFoundError: a package that registers the name fails to give the folder.
         PluginError: no kind can be chosen; the answers were printed.
     """
-    artifact = Artifact(Path(args.path))
+    artifact = Artifact(_folder(args.path))
     artifact.require_readable()
     registry = Registry(scan())
     answers = registry.detect(artifact)
@@ -92,6 +94,12 @@ def run_detect(args: argparse.Namespace) -> int:
     if problem is not None:
         raise problem
     return 0
+
+
+def _folder(name: str) -> Path:
+    """What is at the path, else the bundled drafter of this name, as for generating."""
+    path = Path(name)
+    return path if path.exists() else find_model(name) or path
 
 
 def _print_answers(

@@ -23,6 +23,7 @@ from specdec.errors import (
     UnrecognizedArtifactError,
 )
 from specdec.plugins.kinds import Artifact, DeclaresNativeDraft
+from specdec.plugins.known import KNOWN_PLUGINS, kind_named_in
 from specdec.plugins.scan import PluginReport, describe, scan
 
 if TYPE_CHECKING:
@@ -36,20 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Detection", "Registry", "default_registry"]
 
 Answer: TypeAlias = Literal["yes", "no", "failed"]
-
-_KNOWN_PLUGINS = MappingProxyType(
-    {
-        "assistant": "specdec-assistant",
-        "deepspec": "specdec-dflash",
-        "dflash": "specdec-dflash",
-        "dflash2": "specdec-dflash",
-        "dspark": "specdec-dflash",
-        "mtp": "specdec-mtp",
-        "nextn": "specdec-mtp",
-        "ngram": "specdec-ngram",
-        "two-model": "specdec-two-model",
-    }
-)
 
 
 @frozen(kw_only=True, eq=False)
@@ -180,23 +167,26 @@ class Registry:
 
     def _about_unknown(self, name: str) -> Iterable[str]:
         yield f"no installed plugin has the kind {name!r}"
-        package = _KNOWN_PLUGINS.get(name)
-        for broken in self.report.broken:
-            if name == broken.origin.name or package == broken.origin.distribution:
-                yield f"{broken.origin} is {broken.message}"
-                package = None
-        for disabled in self.report.disabled:
-            if name == disabled.origin.name or package == disabled.origin.distribution:
-                yield f"{disabled.origin} is disabled by {disabled.variable}"
-                package = None
         yield f"installed: {', '.join(self.kinds) or 'none'}"
-        if name in _KNOWN_PLUGINS:
-            if package is not None:
-                yield f"pip install {package}"
+        ways = self._ways_to(name)
+        yield from ways
+        if ways:
             return
-        for close in difflib.get_close_matches(name, sorted({*self.kinds, *_KNOWN_PLUGINS}), n=2):
-            install = "" if close in self.kinds else f" (pip install {_KNOWN_PLUGINS[close]})"
+        for close in difflib.get_close_matches(name, sorted({*self.kinds, *KNOWN_PLUGINS}), n=2):
+            install = "" if close in self.kinds else f" (pip install {KNOWN_PLUGINS[close]})"
             yield f"did you mean {close!r}{install}?"
+
+    def _ways_to(self, name: str) -> list[str]:
+        """What keeps a kind from being used, or what to install for it, if it is known."""
+        package, report = KNOWN_PLUGINS.get(name), self.report
+        faults = [(broken.origin, broken.message) for broken in report.broken]
+        faults += [(off.origin, f"disabled by {off.variable}") for off in report.disabled]
+        said = [
+            f"{origin} is {fault}"
+            for origin, fault in faults
+            if name == origin.name or package == origin.distribution
+        ]
+        return said if said or package is None else [f"pip install {package}"]
 
     def _recognised(self, artifact: Artifact) -> DraftKind:
         artifact.require_exists()
@@ -232,9 +222,12 @@ class Registry:
             found = "no JSON object" if artifact.has("config.json") else "missing"
             looked = f"config.json is {found}"
         said = [f"{a.kind.name} ({a.origin}) {a.message}" for a in answers]
+        named = kind_named_in(artifact)
+        ways = [] if named is None or named in self.kinds else self._ways_to(named)
         raise UnrecognizedArtifactError(
             f"no kind recognises {artifact.path}; {looked}; "
-            f"detectors asked: {', '.join(said) or 'none'}; pass kind= or install its plugin"
+            f"detectors asked: {', '.join(said) or 'none'}; "
+            + ("; ".join(ways) or "pass kind= or install its plugin")
         )
 
     def _native(self, target: TargetView | None) -> DraftKind:

@@ -13,7 +13,7 @@ from specdec.errors import ArtifactError, OptionError, one_line
 from specdec.plugins import LoadedDraft
 from specdec_mtp.agreement import Wanted, agreed
 from specdec_mtp.build import build_head, quantize_head
-from specdec_mtp.find import HeadKind, find_head
+from specdec_mtp.find import HeadKind, Layout, find_head
 from specdec_mtp.layers import family_of, layer_args
 from specdec_mtp.live import Chain
 from specdec_mtp.norms import norm_evidence, shifted
@@ -86,6 +86,7 @@ def load_head(request: LoadRequest) -> LoadedDraft:
     packing = packing_of(options)
     port: RecurrentMtp = require_port(request.target, "recurrent_mtp", f"the {kind} head")
     files = find_head(_folder(request), kind)
+    _check_size(files, port)
     folders = (files.path, request.path, request.target.folder)
     ids = read_vocabulary(options.get("draft_vocab"), folders, request.target.vocab_size)
     family = family_of(kind, files.config)
@@ -110,6 +111,17 @@ def load_head(request: LoadRequest) -> LoadedDraft:
             "them; give draft_vocab=false"
         )
     return LoadedDraft(provider, request.num_draft_tokens or _width(kind, files))
+
+
+def _check_size(files: HeadFiles, port: RecurrentMtp) -> None:
+    size = files.config.get("hidden_size")
+    if isinstance(size, int) and size != port.hidden_size:
+        # What is no split release may be a whole model, whose head is for that model alone.
+        whole = "" if files.layout is Layout.SPLIT else "; a whole model drafts with kind=two-model"
+        raise ArtifactError(
+            f"the {files.kind} head in {files.path} has hidden_size {size}, but the target has "
+            f"{port.hidden_size}; give the one of this target{whole}"
+        )
 
 
 def _without_tables(files: HeadFiles) -> HeadFiles:
