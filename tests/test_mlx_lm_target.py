@@ -10,6 +10,7 @@ from unittest import mock
 
 import mlx.core as mx
 import pytest
+from architectures import build
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -683,3 +684,18 @@ def test_caches_that_do_not_fit_the_model_are_refused() -> None:
         target.state_of(apart)
     assert "trim_prompt_cache" in str(raised.value)
     assert isinstance(raised.value, ValueError)
+
+
+def test_layers_that_never_write_their_cache_do_not_stand_anywhere() -> None:
+    """Of a model with layers without attention, whose caches stay where they were."""
+    bound = MlxLmTarget(build("nemotron-nas"))
+    state = bound.new_state()
+    state.begin_round(3)
+    bound.forward(mx.array([[1, 2, 3]], mx.int32), state)
+    state.commit_round()
+    caches = state.extract_row(0)
+    assert {cache.offset for cache in caches} == {0, 3}  # else this test shows nothing
+    assert bound.state_of(caches).lengths == (3,)
+    caches[0 if caches[0].offset else 1].trim(1)
+    with pytest.raises(OptionError, match=r"different positions \(\[2, 3\]\)"):
+        bound.state_of(caches)

@@ -22,7 +22,7 @@ from specdec.state.kernels import plans_by_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Fit", "fit_of"]
+__all__ = ["Fit", "fit_of", "positions_of"]
 
 _MANY = 11  # rows; a number of heads that no model has
 _LONG, _SHORT, _WIDTH = 24, 5, 4  # positions read, and those of the window behind them
@@ -70,6 +70,24 @@ def fit_of(model: Any, vocab_size: int) -> Fit:
         return _known[key][1]
     _known[key] = classes, _try(model, vocab_size)
     return _known[key][1]
+
+
+def positions_of(model: Any, caches: Sequence[Any]) -> set[int]:
+    """Where a row's caches stand; those that the model's code never writes are left out.
+
+    Args:
+        model: the model.
+        caches: one row's, one per layer.
+    """
+    offsets = [getattr(cache, "offset", None) for cache in caches]
+    stand = {offset for offset in offsets if isinstance(offset, int)}
+    if 0 not in stand or len(stand) == 1:
+        return stand
+    fresh = make_prompt_cache(model)
+    model(mx.zeros((1, 1), mx.uint32), cache=fresh)  # built, never evaluated
+    idle = [getattr(cache, "offset", None) == 0 for cache in fresh]
+    pairs = zip(offsets, idle, strict=True)
+    return {offset for offset, unused in pairs if isinstance(offset, int) and not unused}
 
 
 def _try(model: Any, vocab_size: int) -> Fit:

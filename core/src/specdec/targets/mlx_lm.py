@@ -28,7 +28,7 @@ from specdec.state import (
 )
 from specdec.targets.adapters import adapter_layers
 from specdec.targets.donors import DonorPort
-from specdec.targets.fit import fit_of
+from specdec.targets.fit import fit_of, positions_of
 from specdec.targets.intercept import Backbone, find_backbone
 from specdec.targets.native_heads import declared_head
 from specdec.targets.recurrent import Recurrence
@@ -230,10 +230,10 @@ class MlxLmTarget:
                 f"prompt_cache has {len(caches)} entries, but this model needs {expected}; make it "
                 "with mlx_lm.models.cache.make_prompt_cache(model)"
             )
-        offsets = {c.offset for c in caches if isinstance(getattr(c, "offset", None), int)}
-        if len(offsets) > 1:
+        stand = positions_of(self.model, caches)
+        if len(stand) > 1:
             raise OptionError(
-                f"prompt_cache stands at different positions ({sorted(offsets)}) in different "
+                f"prompt_cache stands at different positions ({sorted(stand)}) in different "
                 "layers; trim it with mlx_lm.models.cache.trim_prompt_cache or start a new one"
             )
         return self._state(caches, options)
