@@ -27,7 +27,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest's pyth
 
 from attrs import evolve, frozen
 from hypothesis.errors import Flaky, HypothesisException
-from mutants.drafter_mutants import DFLASH, DRAFTER_MUTANTS, MTP, NGRAM, RECURRENT, TAPPED
+from mutants.drafter_mutants import (
+    ASSISTANT,
+    DFLASH,
+    DRAFTER_MUTANTS,
+    MTP,
+    NGRAM,
+    RECURRENT,
+    TAPPED,
+)
+from mutants.drafter_two_model import MODEL, MODEL_FILES, draft_model
 from mutants.edits import edited
 from mutants.suites import Result
 
@@ -118,6 +127,24 @@ SUBJECTS = (
         files=tuple(sorted(file.name for file in (REPOSITORY / DFLASH).glob("[a-z]*.py"))),
         provider="tiny",
         make=lambda made, other: made.tiny_block(seed=int(other)),
+        contract={},
+    ),
+    Subject(
+        name="assistant",
+        folder=ASSISTANT,
+        package="specdec_assistant",
+        files=tuple(sorted(file.name for file in (REPOSITORY / ASSISTANT).glob("[a-z]*.py"))),
+        provider="tiny",
+        make=lambda made, other: made.tiny_assistant(seed=int(other)),
+        contract={},
+    ),
+    Subject(
+        name="model",
+        folder=MODEL,
+        package="specdec.drafting",
+        files=MODEL_FILES,
+        provider="model_provider",
+        make=draft_model,
         contract={},
     ),
 )
