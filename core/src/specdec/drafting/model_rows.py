@@ -233,6 +233,8 @@ class DraftModelRows:
         rows = self._make_room([1] * self.row_count)
         ids = [choices.next(self._of_all(live.first([asked.pending[row] for row in rows])))]
         for _ in range(1, asked.deepest):
+            # The device computes a draft while the host builds the next one's graph.
+            mx.async_eval(ids[-1])  # type: ignore[no-untyped-call]  # untyped in MLX
             ids.append(choices.next(self._of_all(live.ahead(self._of_live(ids[-1])))))
         # Whoever reads the ids computes all that was read, too.
         tokens: mx.array = mx.depends(mx.stack(ids, axis=1).astype(mx.int32), live.arrays())

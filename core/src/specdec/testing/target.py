@@ -16,10 +16,16 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from specdec.contract import AssistantDonors, ContextKind, ResidualBasis
+from specdec.state import read_donors
 from specdec.targets import MlxLmTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from specdec.state import RowState
+
+    LiveRows = Callable[[], tuple[RowState, Sequence[int] | None]]
+    _Pair = tuple[mx.array, mx.array]
 
 __all__ = ["PORTS", "TinyTarget", "seeded_weights"]
 
@@ -108,7 +114,7 @@ class TinyTarget(MlxLmTarget):
 
     @property
     def assistant_rows(self) -> Any:
-        """K/V donors of the rows that were shown with :meth:`show`."""
+        """K/V donors of the rows that were shown with :meth:`show`, or of a verify group's."""
         return None if "assistant_rows" in self._lacks else self._donors
 
     @property
@@ -170,10 +176,17 @@ class TinyTarget(MlxLmTarget):
 
 
 class _Donors:
-    """``AssistantRows`` over rows that the kit shows."""
+    """``AssistantRows`` over rows that the kit shows, or over those of a verify group.
 
-    def __init__(self, target: TinyTarget) -> None:
+    Args:
+        target: whose layers they are.
+        live: the group's rows; ``None`` for those that are shown.
+    """
+
+    def __init__(self, target: TinyTarget, live: LiveRows | None = None) -> None:
         self._target = target
+        self._live = live
+        self._known: dict[tuple[int, ...], _Pair] = {}
         self.rows: list[tuple[int, ...]] = []
 
     @property
@@ -186,27 +199,38 @@ class _Donors:
         embedded: mx.array = self._target.model.model.embed_tokens(ids)
         return embedded
 
-    def read_donors(self) -> AssistantDonors:
-        """K/V of the first layer's last positions, and of the last layer, right-padded."""
-        held = [self._layers(row) for row in self.rows]
-        return AssistantDonors(
-            sliding=_stacked(
-                [(k[..., -_SLIDING:, :], v[..., -_SLIDING:, :]) for (k, v), _ in held]
-            ),
-            full=_stacked([full for _, full in held]),
-            positions=tuple(len(row) for row in self.rows),
-        )
+    def of_group(self, live: LiveRows, /) -> _Donors:
+        """The port over a group's rows."""
+        return _Donors(self._target, live)
 
-    def _layers(
-        self, row: tuple[int, ...]
-    ) -> tuple[tuple[mx.array, mx.array], tuple[mx.array, mx.array]]:
-        caches = make_prompt_cache(self._target.model)
-        self._target.model(mx.array([row or (0,)], mx.int32), cache=caches)
-        length = len(row)
-        first, last = (
-            (c.keys[..., :length, :], c.values[..., :length, :]) for c in (caches[0], caches[-1])
-        )
-        return first, last
+    def read_donors(self) -> AssistantDonors:
+        """K/V of the last layer, and its last positions as if it saw a window of them alone."""
+        if self._live is None:
+            full = _stacked([self._last_layer(row) for row in self.rows])
+            positions = tuple(len(row) for row in self.rows)
+        else:
+            found = read_donors(*self._live())
+            if found.full is None:  # nobody has read anything
+                return found
+            full, positions = found.full, found.positions
+        length = full[0].shape[2]
+        starts = [max(min(count, length) - _SLIDING, 0) for count in positions]
+        places = mx.array(starts, mx.int32)[:, None] + mx.arange(min(_SLIDING, length))
+        index = mx.minimum(places, max(length - 1, 0))[:, None, :, None]
+        keys, values = (mx.take_along_axis(each, index, axis=2) for each in full)
+        return AssistantDonors(sliding=(keys, values), full=full, positions=positions)
+
+    def _last_layer(self, row: tuple[int, ...]) -> _Pair:
+        if row not in self._known:
+            caches = make_prompt_cache(self._target.model)
+            self._target.model(mx.array([row or (0,)], mx.int32), cache=caches)
+            keys, values = caches[-1].keys[..., : len(row), :], caches[-1].values
+            pair = keys, values[..., : len(row), :]
+            mx.eval(pair)
+            if len(self._known) > 4096:
+                self._known.clear()
+            self._known[row] = pair
+        return self._known[row]
 
 
 def _stacked(pairs: Sequence[tuple[mx.array, mx.array]]) -> tuple[mx.array, mx.array]:

@@ -270,6 +270,9 @@ def padding_is_never_read(kit: Kit) -> None:
                     second = mx.concatenate([context[1:, :own], block], axis=1)
                     context = mx.concatenate([context[:1], second], axis=0)
                 rows.group.commit([0, len(drafts[1])], context)
+                rows.rows[0].tokens += pending[:1]
+                rows.rows[1].tokens += (pending[1], *drafts[1])
+                rows.tell()
                 steps = [1, 1 + len(drafts[1])]
                 asked = (list(pending[-2:]), [kit.max_depth] * 2, steps)
                 after.append(host_drafts(rows.group.draft(*asked)))

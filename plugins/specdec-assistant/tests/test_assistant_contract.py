@@ -1,0 +1,61 @@
+"""The conformance kit over assistants: both heads, one kind of layer or two, both positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import hypothesis
+
+from specdec.testing import DraftRowContract, PluginContract
+from specdec_assistant.provider import Positions
+from specdec_assistant.tiny import FULL, tiny_assistant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specdec_assistant.provider import AssistantProvider
+
+# They share their rows: the first class looks closely, the others at what differs.
+FEWER = hypothesis.settings(
+    max_examples=3,
+    stateful_step_count=8,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.generate],
+)
+
+
+class TestAssistantRows(DraftRowContract):
+    """A sliding and a full layer, and a score of every token."""
+
+    settings = FEWER
+
+    def make_provider(self) -> AssistantProvider:
+        return tiny_assistant()
+
+    def make_other_providers(self) -> Sequence[AssistantProvider]:
+        return [
+            tiny_assistant(seed=1),
+            tiny_assistant(positions=Positions.ADVANCING),
+            tiny_assistant(window=4),
+            tiny_assistant(eps=1e-2),
+            tiny_assistant(scale=0.25),
+            tiny_assistant(sparse=True),
+        ]
+
+
+class TestRowsOfASparseHead(DraftRowContract):
+    """Full layers alone, the tokens of two centroids, and steps that go ahead."""
+
+    settings = FEWER
+
+    def make_provider(self) -> AssistantProvider:
+        return tiny_assistant(sparse=True, layers=(FULL, FULL), positions=Positions.ADVANCING)
+
+    def make_other_provider(self) -> AssistantProvider:
+        return tiny_assistant(sparse=True, layers=(FULL,), positions=Positions.ADVANCING)
+
+
+class TestAssistantPlugin(PluginContract):
+    distribution = "specdec-assistant"
