@@ -32,6 +32,7 @@ from specdec.state import RaggedState
 from specdec.state.positions import RowPositions
 from specdec.state.recurrent import RecurrentRows
 from specdec.targets import MlxLmTarget
+from specdec_demo import path as demo_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +139,7 @@ def test_a_bundled_model_is_said_to_be_what_it_is(capsys: pytest.CaptureFixture[
     assert found["ports"] == {
         "hidden_taps": "6 layers of 384",
         "recurrent_mtp": "hidden 384, plain head",
-        "assistant_rows": None,
+        "assistant_rows": "hidden 384",
         "residual_basis": None,
     }
     assert found["drafters"] == [{"kind": "ngram", "fits": True, "message": ""}]
@@ -319,7 +320,9 @@ def test_a_drafter_that_needs_a_missing_port_does_not_fit(
     [
         (("demo", "--drafter", "nope"), "no installed plugin has the kind 'nope'"),
         (("demo", "--drafter", "./nope"), "drafter ./nope does not exist"),
-        (("demo", "--drafter", "demo-qwen3-draft"), "no kind recognises"),
+        (("demo", "--drafter", str(demo_path().parent)), "no kind recognises"),
+        (("demo", "--drafter", "ngram,"), "has an empty name"),
+        (("demo", "--drafter", "ngram,nope"), "no installed plugin has the kind 'nope'"),
         (("nope",), "model nope is neither a folder nor a bundled model"),
         (("a" * 300,), "long"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +15,11 @@ import specdec_demo
 from specdec.cli import main
 from specdec.cli.bench import read_prompts
 from specdec.errors import OptionError
+from specdec.plugins import default_registry
 from specdec_demo import path as demo_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):"
@@ -157,9 +160,8 @@ def test_bench_compares_every_run_with_mlx_lm(
 
 MISTAKES = [
     (("--drafter", "nope"), "no installed plugin has the kind 'nope'; installed: "),
-    (("--drafter", "assistant"), "pip install specdec-assistant"),
     (("--drafter", "./nope"), "drafter ./nope does not exist"),
-    (("--drafter", "demo-qwen3-draft"), "no kind recognises"),
+    (("--drafter", str(demo_path().parent)), "no kind recognises"),
     (("--model", "nope"), "model nope is neither a folder nor a bundled model"),
     (("--model", str(demo_path().parent)), "has no config.json"),
     (("--temp", "-1"), "temp is -1.0"),
@@ -180,6 +182,17 @@ MISTAKES = [
     (("--drafter", "ngram", "--option", "kind=5"), "kind is no setting"),
     (("--num-draft-tokens", "3"), "need a --drafter"),
     (("--option", "max_ngram=3"), "need a --drafter"),
+    (("--drafter", "ngram,"), "drafter 'ngram,' has an empty name"),
+    (("--drafter", "ngram,ngram"), "drafter 'ngram,ngram' has one drafter twice"),
+    (("--drafter", "ngram,auto"), "auto cannot stand in a chain"),
+    (("--drafter", "none,ngram"), "none cannot stand in a chain"),
+    (("--drafter", "ngram,nope"), "no installed plugin has the kind 'nope'"),
+    (("--drafter", "ngram,./nope"), "drafter ./nope does not exist"),
+    (("--drafter", "ngram,mtp"), "neither declares nor holds a mtp head"),
+    (("--drafter", "ngram,native"), "the target declares no head of its own"),
+    (("--drafter", "ngram,mtp", "--option", "max_ngram=3"), "begin it with one of ngram., mtp."),
+    (("--drafter", "ngram,mtp", "--option", "dflash.x=3"), "begin it with one of ngram., mtp."),
+    (("--drafter", "auto", "--option", "max_ngram=3"), "drafter auto has no options"),
 ]
 
 
@@ -192,6 +205,53 @@ def test_a_mistake_gets_one_line_and_status_2(
     assert out == ""
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Lets a distribution be as if it were not installed."""
+    found = metadata.entry_points
+
+    def hide(name: str) -> None:
+        def others(**group: Any) -> list[Any]:
+            every: Any = found(**group)
+            return [each for each in every if each.dist.name != name]
+
+        monkeypatch.setattr(metadata, "entry_points", others)
+        default_registry.cache_clear()
+
+    yield hide
+    monkeypatch.undo()
+    default_registry.cache_clear()
+
+
+def test_a_kind_that_is_not_installed_is_named_with_its_package(
+    capsys: pytest.CaptureFixture[str], without: Callable[[str], None]
+) -> None:
+    without("specdec-assistant")
+    for drafter in ("assistant", "ngram,assistant"):
+        status, out, err = run(capsys, "generate", "--prompt", "hello", "--drafter", drafter)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert "pip install specdec-assistant" in err
+
+
+def test_auto_and_chains_are_drafters_of_every_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ("generate", "--prompt", PROMPT, "--max-tokens", "8")
+    assert as_json(capsys, *asked, "--drafter", "auto")["drafter"] == "ngram"
+    both = ("--model", "demo-qwen3_5", "--drafter", "ngram,mtp")
+    option = ("--option", "ngram.max_ngram=3", "--num-draft-tokens", "2")
+    found = as_json(capsys, *asked, *both, *option)
+    assert (found["drafter"], found["num_draft_tokens"]) == ("ngram,mtp", 2)
+    assert found["drafted"] > 0
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"text": PROMPT}) + "\n")
+    timed = as_json(capsys, "bench", *both, "--prompts", str(prompts), "--max-tokens", "4")
+    assert [(each["name"], each["same"]) for each in timed["results"][1:]] == [
+        ("plain", 1),
+        ("ngram,mtp", 1),
+    ]
 
 
 @pytest.mark.parametrize("command", ["generate", "bench"])

@@ -584,6 +584,13 @@ class TallyRows:
 
     split = False
     rewinds = False
+    longest_chain = 1  # it knows what it was before its last window alone
+
+    def begin_chain(self) -> None:
+        """Nothing more is kept."""
+
+    def end_chain(self) -> None:
+        """Nothing more was kept."""
 
     def add(self, symbols: mx.array) -> mx.array:
         self.window = self.tally[:, None] + mx.cumsum(one_hot(symbols), axis=1)

@@ -42,6 +42,7 @@ from specdec.errors import (
     UnknownKindError,
     UnsupportedOptionError,
 )
+from specdec.plugins import PluginReport, Registry
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
@@ -590,7 +591,6 @@ def test_what_makes_no_sense_is_refused_at_the_call_by_name(
 
 
 UNSUPPORTED: dict[str, Any] = {
-    "draft_model": object(),
     "input_embeddings": mx.zeros((1, 64)),
 }
 
@@ -644,6 +644,40 @@ def test_a_drafter_of_another_model_is_refused() -> None:
     loaded = load_scripted(ScriptedProvider())
     with pytest.raises(OptionError, match="was loaded for another model"):
         stream_generate(tiny_model("qwen3", 1), tiny_tokenizer(), list(PROMPT), drafter=loaded)
+
+
+def test_a_draft_model_drafts_as_in_mlx_lm_and_its_tokens_are_those_without_it() -> None:
+    for draft_model, width in ((tiny_model("qwen3"), 3), (tiny_model("qwen3", 1), 2)):
+        options: dict[str, Any] = {"draft_model": draft_model, "num_draft_tokens": width}
+        responses = list(tiny(max_tokens=12, **options))
+        assert tuple(each.token for each in responses) == solo(PROMPT)[:12]
+        stats = responses[-1].stats
+        assert stats is not None
+        assert (stats.drafter, stats.num_draft_tokens) == ("two-model", width)
+        assert stats.drafted > 0
+        own = draft_model is tiny_model("qwen3")
+        assert stats.acceptance_rate == 1.0 if own else stats.acceptance_rate < 1.0
+    text = generate(
+        tiny_model("qwen3"), tiny_tokenizer(), list(PROMPT), max_tokens=12, draft_model=draft_model
+    )
+    assert text == "".join(each.text for each in responses)
+    stats = list(tiny(max_tokens=4, draft_model=draft_model, num_draft_tokens=0))[-1].stats
+    assert stats is not None
+    assert stats.reason == "num_draft_tokens is 0"
+
+
+def test_a_draft_model_beside_a_drafter_or_none_at_all_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OptionError, match="draft_model and drafter are both given"):
+        tiny(draft_model=tiny_model("qwen3", 1), drafter="ngram")
+    with pytest.raises(SpecdecError) as caught:
+        tiny(draft_model=object())
+    assert "\n" not in str(caught.value)
+    nothing = Registry(PluginReport())
+    monkeypatch.setattr("specdec.drafters.default_registry", lambda: nothing)
+    with pytest.raises(UnknownKindError, match="pip install specdec-two-model"):
+        tiny(draft_model=tiny_model("qwen3", 1))
 
 
 @pytest.mark.parametrize(

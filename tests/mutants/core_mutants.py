@@ -5,6 +5,7 @@ Each is one small edit of a file under ``core/src``, and names the test that fai
 
 from __future__ import annotations
 
+from mutants.core_chain_of_drafters import DRAFTER_CHAIN_MUTANTS
 from mutants.core_chains import CHAIN_MUTANTS
 from mutants.core_drafting import DRAFTING_MUTANTS
 from mutants.core_ends import END_MUTANTS
@@ -39,4 +40,5 @@ CORE_MUTANTS = (
     *ROW_MUTANTS,
     *DRAFTING_MUTANTS,
     *PROJECTED_MUTANTS,
+    *DRAFTER_CHAIN_MUTANTS,
 )

@@ -126,9 +126,9 @@ def compare(
         model: what ``mlx_lm.load`` returned first.
         tokenizer: what it returned second.
         prompts: texts.
-        drafters: kinds or folders.
+        drafters: kinds, folders, ``"auto"`` or chains (``"ngram,mtp"``).
         widths: drafts a round; ``None`` is each drafter's own number.
-        options: settings of the drafters' kinds.
+        options: settings of the drafters' kinds, given to each of them.
         max_tokens: tokens per prompt.
         sampling: keywords of :func:`specdec.stream_generate`; greedy by default.
         show_progress: whether to draw a progress bar on standard error.

@@ -141,7 +141,7 @@ def check_model(
     Args:
         model: what ``mlx_lm.load`` returned first.
         tokenizer: what it returned second.
-        drafter: a kind or a folder; all installed kinds where it is not given.
+        drafter: a kind, a folder, ``"auto"`` or a chain; all installed kinds where it is not given.
 
     Raises:
         UnsupportedModelError: the model cannot be driven.

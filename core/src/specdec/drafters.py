@@ -1,40 +1,50 @@
-"""Loading a drafter for a model: by kind, by folder, or by the name of a bundled one."""
+"""Loading a drafter for a model: by kind, by folder, by the name of a bundled one, or a chain.
+
+What is loaded is tried here (``specdec.pairing``); several in a row are a chain
+(``specdec.chained``), and ``"auto"`` takes what the model brings along (``specdec.automatic``).
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-import mlx.core as mx
+from attrs import frozen
 
-from specdec.contract import Greedy, PrefillMode, validate_provider
-from specdec.errors import AdapterError, ArtifactError, OptionError
+from specdec.automatic import AUTO, load_automatic
+from specdec.chained import Found, check_options, load_chain, members_of
+from specdec.errors import ArtifactError, OptionError
 from specdec.models import download, is_hub_id
+from specdec.pairing import LoadedDrafter, check_adapters, tried
 from specdec.plugins import Artifact, DeclaresNativeDraft, LoadRequest, default_registry
 from specdec.plugins.models import find_model
 from specdec.targets import MlxLmTarget
-from specdec.verify.lane import DraftLane
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from types import TracebackType
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from specdec.contract import DraftProvider, Selection
-    from specdec.plugins import DraftKind, LoadedDraft
+    from specdec.plugins import DraftKind
     from specdec.targets import Target
 
 __all__ = [
     "NATIVE",
+    "Drafter",
     "LoadedDrafter",
     "bind_target",
     "check_adapters",
     "check_drafter",
+    "load_draft_model",
     "load_drafter",
 ]
 
 NATIVE: Final = "native"
 """In place of a kind: the head that the model's own checkpoint declares."""
+
+Drafter: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+"""What names a drafter, or a chain of them."""
+
+_DRAFT_MODEL: Final = "two-model"
 
 
 def bind_target(model: Any, tokenizer: Any = None) -> Target:
@@ -60,48 +70,8 @@ def _folder(tokenizer: Any) -> Path | None:
     return Path(name) if (Path(name) / "config.json").is_file() else None
 
 
-class LoadedDrafter:
-    """A drafter that was loaded for one model, and fits it.
-
-    Attributes:
-        kind: its kind.
-        provider: the drafter.
-        target: the bound model.
-        num_draft_tokens: the most drafts a round, unless a request asks for another number.
-        max_draft_tokens: what no request may exceed, or ``None``.
-    """
-
-    def __init__(self, kind: str, loaded: LoadedDraft, target: Target) -> None:
-        self.kind = kind
-        self.provider: DraftProvider = loaded.provider
-        self.target = target
-        self.num_draft_tokens = loaded.num_draft_tokens
-        self.max_draft_tokens = loaded.max_draft_tokens
-
-    def width(self, asked: int | None) -> int:
-        """Drafts a round for a request that asked for a number, or for none."""
-        wanted = self.num_draft_tokens if asked is None else asked
-        limit = self.max_draft_tokens
-        return wanted if limit is None else min(wanted, limit)
-
-    def close(self) -> None:
-        """Release the drafter's weights."""
-        self.provider.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
 def load_drafter(
-    drafter: str | os.PathLike[str],
+    drafter: Drafter,
     model: Any,
     tokenizer: Any = None,
     *,
@@ -114,12 +84,15 @@ def load_drafter(
     Args:
         drafter: a kind whose drafters have no files (``"ngram"``) or come along in the model's own
             folder (``"mtp"``), ``"native"`` for the head that the model's checkpoint declares, a
-            drafter's folder, the name of a bundled one, or a hub id (``"org/name"``).
+            drafter's folder, the name of a bundled one, or a hub id (``"org/name"``). ``"auto"``
+            takes what the model brings along, else n-gram. Several, in a sequence or with commas
+            between them (``"ngram,mtp"``), are a chain: the first that proposes wins a round.
         model: what ``mlx_lm.load`` returned first.
         tokenizer: what it returned second.
         kind: the kind to load a folder as; detected where it is not given.
         num_draft_tokens: the most drafts a round; the kind's own number where it is not given.
-        options: settings of the kind, such as ``max_ngram``.
+        options: settings of the kind, such as ``max_ngram``; of a chain's members by their names,
+            ``**{"ngram.max_ngram": 4}``.
 
     Raises:
         UnknownKindError: no installed plugin has the kind; lists those that are.
@@ -128,28 +101,146 @@ def load_drafter(
         ArtifactError: there is nothing at the path.
         TargetLacksError: the model lacks what the drafter reads of it.
         AdapterError: the model runs under an adapter, which the drafter does not support.
-        OptionError: a number or an option that makes no sense.
+        OptionError: a number or an option that makes no sense, or what is no chain.
+
+    Warns:
+        SpecdecDrafterWarning: ``"auto"`` passed something over that the model brings along.
     """
+    _check_number(num_draft_tokens)
+    chosen, path = check_drafter(drafter, kind, options)
+    target = bind_target(model, tokenizer)
+    pairing = _Pairing(target, tokenizer, num_draft_tokens)
+    if drafter == AUTO and kind is None:
+        return load_automatic(default_registry(), target, pairing.brought_along)
+    names = members_of(drafter) if kind is None else None
+    if names is not None:
+        found = [pairing.find(name) for name in names]
+        return load_chain(found, pairing.load, target, options)
+    if chosen is None:
+        return pairing.brought_along(_native(target, tokenizer), None, options)
+    return pairing.make(chosen, path, options)
+
+
+def load_draft_model(
+    draft_model: Any, model: Any, tokenizer: Any, *, num_draft_tokens: int | None = None
+) -> LoadedDrafter:
+    """Take a loaded model as the drafter of another, as mlx-lm's ``draft_model`` is.
+
+    Args:
+        draft_model: what ``mlx_lm.load`` returned first for the drafter.
+        model: the same for the model.
+        tokenizer: the model's, which must be the drafter's, too.
+        num_draft_tokens: the most drafts a round.
+
+    Raises:
+        UnknownKindError: the plugin that drafts with models is not installed.
+        OptionError: it is no model, or a number that makes no sense.
+        SpecdecError: it cannot draft for this model.
+    """
+    _check_number(num_draft_tokens)
+    kind = default_registry().select(kind=_DRAFT_MODEL)
+    pairing = _Pairing(bind_target(model, tokenizer), tokenizer, num_draft_tokens)
+    return pairing.make(kind, None, {"model": draft_model})
+
+
+def check_drafter(
+    drafter: Drafter, kind: str | None = None, options: Iterable[str] = ()
+) -> tuple[DraftKind | None, Path | None]:
+    """Find a drafter without loading it; imports no model.
+
+    Args:
+        drafter: as in :func:`load_drafter`.
+        kind: as in :func:`load_drafter`.
+        options: names of settings, of which those of chains and of ``"auto"`` are checked here.
+
+    Returns:
+        Its kind and its folder if it has one. The kind is ``None`` for what the model tells
+        (``"native"``, ``"auto"``) and for chains.
+
+    Raises:
+        PluginError: as :func:`load_drafter`.
+        ArtifactError: there is nothing at the path, or the kind needs one.
+        OptionError: what is no chain, or options that cannot be its own.
+    """
+    if drafter == AUTO and kind is None:
+        bare = sorted(options)
+        if bare:
+            raise OptionError(
+                f"option {', '.join(bare)}: drafter auto has no options, as it may be any kind; "
+                "name a drafter"
+            )
+        return None, None
+    names = members_of(drafter) if kind is None else None
+    if names is None:
+        if not isinstance(drafter, str | os.PathLike):
+            raise OptionError(f"kind={kind!r} is of one folder; leave it out for a chain")
+        return _found(drafter, kind)
+    members = []
+    for name in names:
+        chosen, path = _found(name)
+        members.append(Found(name, NATIVE if chosen is None else chosen.name, path))
+    if all(each.kind != NATIVE for each in members):  # its kind is known once the model is
+        check_options(members, options)
+    return None, None
+
+
+def _check_number(num_draft_tokens: object) -> None:
     if num_draft_tokens is not None and (
         not isinstance(num_draft_tokens, int)
         or isinstance(num_draft_tokens, bool)
         or num_draft_tokens < 1
     ):
         raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
-    chosen, path = check_drafter(drafter, kind)
-    target = bind_target(model, tokenizer)
-    make = _native(target, tokenizer) if chosen is None else chosen
-    request = LoadRequest(
-        kind=make.name,
-        path=path,
-        target=target,
-        tokenizer=tokenizer,
-        num_draft_tokens=num_draft_tokens,
-        options=options,
-    )
-    create = make.create if chosen is None else make.load
-    assert create is not None  # the registry has looked
-    return _tried(make.name, create(request), target)
+
+
+@frozen
+class _Pairing:
+    """A bound model that drafters are loaded for."""
+
+    target: Target
+    tokenizer: Any
+    num_draft_tokens: int | None
+
+    def find(self, name: str | os.PathLike[str]) -> Found:
+        """A member of a chain, before any of them is loaded."""
+        chosen, path = _found(name)
+        kind = _native(self.target, self.tokenizer) if chosen is None else chosen
+        return Found(name, kind.name, path, native=chosen is None)
+
+    def load(self, found: Found, options: Mapping[str, Any]) -> LoadedDrafter:
+        """Load a member of a chain."""
+        kind = default_registry().select(kind=found.kind)
+        if found.native:
+            return self.brought_along(kind, None, options)
+        return self.make(kind, found.path, options)
+
+    def brought_along(
+        self, kind: DraftKind, path: Path | None, options: Mapping[str, Any] | None = None
+    ) -> LoadedDrafter:
+        """Load what came with the model: from a folder, or from among the model's own files."""
+        return self.make(kind, path, options, native=path is None and kind.create is not None)
+
+    def make(
+        self,
+        kind: DraftKind,
+        path: Path | None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        native: bool = False,
+    ) -> LoadedDrafter:
+        """Load a drafter of a kind, and try it."""
+        request = LoadRequest(
+            kind=kind.name,
+            path=path,
+            target=self.target,
+            tokenizer=self.tokenizer,
+            num_draft_tokens=self.num_draft_tokens,
+            options=options or {},
+        )
+        create = kind.create if native else kind.load
+        assert create is not None  # the registry has looked
+        owner = str(default_registry().owner(kind.name))
+        return tried(kind.name, create(request), self.target, owner)
 
 
 def _native(target: Target, tokenizer: Any) -> DraftKind:
@@ -170,57 +261,10 @@ def _native(target: Target, tokenizer: Any) -> DraftKind:
     return default_registry().select(target=target)
 
 
-def _tried(name: str, loaded: LoadedDraft, target: Target) -> LoadedDrafter:
-    """Open the pairing once; what does not fit is let go."""
-    try:
-        validate_provider(loaded.provider, str(default_registry().owner(name)))
-        check_adapters(loaded.provider, name, target)
-        _open_once(loaded.provider, name, target)
-    except BaseException:
-        # What is no whole provider may still hold weights.
-        getattr(loaded.provider, "close", lambda: None)()
-        raise
-    return LoadedDrafter(name, loaded, target)
-
-
-def check_adapters(provider: DraftProvider, kind: str, target: Target) -> None:
-    """Check that a drafter may draft for its target as the target is now.
-
-    To be asked when a drafter is loaded and for each request: mlx-lm replaces layers of a live
-    model, so an adapter may have come since. Allocates nothing, and costs a walk over the modules,
-    or nothing where the drafter supports adapters.
-
-    Args:
-        provider: the drafter.
-        kind: its kind, for the message.
-        target: the target it drafts for.
-
-    Raises:
-        AdapterError: the target runs under an adapter, and the drafter does not support that.
-    """
-    if provider.grouped.supports_adapters:
-        return
-    adapters = target.adapters
-    if adapters:
-        raise AdapterError(kind, adapters)
-
-
-def check_drafter(
+def _found(
     drafter: str | os.PathLike[str], kind: str | None = None
 ) -> tuple[DraftKind | None, Path | None]:
-    """Find a drafter without loading it; imports no model.
-
-    Args:
-        drafter: as in :func:`load_drafter`.
-        kind: as in :func:`load_drafter`.
-
-    Returns:
-        Its kind, or ``None`` for the one that the model declares, and its folder if it has one.
-
-    Raises:
-        PluginError: as :func:`load_drafter`.
-        ArtifactError: there is nothing at the path, or the kind needs one.
-    """
+    """One drafter's kind and folder; no kind for the one that the model declares."""
     if drafter == NATIVE and kind is None:
         return None, None
     registry = default_registry()
@@ -254,41 +298,3 @@ def _artifact(drafter: str | os.PathLike[str], kinds: Collection[str]) -> Path |
     raise ArtifactError(
         f"drafter {name} does not exist; give a drafter's folder, a kind or a hub id"
     )
-
-
-def _open_once(provider: DraftProvider, name: str, target: Target) -> None:
-    """Open a prefill and a decode group of one row, and close them again.
-
-    A drafter that shares the whole prompt decodes only behind a token, so it reads one.
-    """
-    DraftLane(provider, name, target)
-    prefill = provider.grouped.open_prefill(target=target, checkpoints=[None])
-    try:
-        if prefill.prefill_mode is PrefillMode.FULL:
-            token, state = mx.zeros((1, 1), mx.int32), target.new_state()
-            state.begin_round(1, reading=True)
-            context = target.forward(token, state, prefill.context, prefill.tap_layers).context
-            prefill.prefill(token, context)
-        checkpoint = prefill.capture(0)
-    finally:
-        prefill.close()
-    rows = provider.grouped.open(target=target, sampling=_Probe(), checkpoints=[checkpoint])
-    rows.close()
-
-
-class _Probe:
-    """Sampling of a group that is opened but never drafts."""
-
-    @property
-    def selection(self) -> Selection:
-        return Greedy()
-
-    @property
-    def rejecting(self) -> bool:
-        return False
-
-    def sample(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        raise NotImplementedError("a group that is opened on trial drafts nothing")
-
-    def log_distribution(self, logprobs: mx.array, steps: Sequence[int]) -> mx.array:
-        raise NotImplementedError("a group that is opened on trial drafts nothing")

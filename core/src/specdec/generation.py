@@ -12,7 +12,13 @@ from attrs import evolve
 from mlx_lm.generate import GenerationResponse as _MlxLmResponse
 from mlx_lm.generate import generation_stream, wired_limit
 
-from specdec.drafters import LoadedDrafter, bind_target, check_adapters, load_drafter
+from specdec.drafters import (
+    LoadedDrafter,
+    bind_target,
+    check_adapters,
+    load_draft_model,
+    load_drafter,
+)
 from specdec.errors import OptionError, UnsupportedOptionError, one_line
 from specdec.requests import bind_grammar, check_ids, encode_prompt, wrapped
 from specdec.sampling import SamplingOptions
@@ -20,10 +26,10 @@ from specdec.state import CacheOptions
 from specdec.verify import Request, VerifyGroup
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Generator, Sequence
 
     from specdec.checkpoints import PrefixCache
+    from specdec.drafters import Drafter
     from specdec.sampling.processors import LogitsProcessor, WindowProcessor
     from specdec.verify import Emission, GenerationStats, Row, TokenLogprobs
 
@@ -31,7 +37,6 @@ __all__ = ["GenerationResponse", "generate", "stream_generate"]
 
 # Options of mlx-lm that later versions bring, with the value that means "not used".
 _NOT_YET: dict[str, tuple[Any, str]] = {
-    "draft_model": (None, "pass drafter= instead"),
     "input_embeddings": (None, "pass a prompt of tokens"),
 }
 
@@ -58,7 +63,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     draft_model: Any = None,
     stream: Any = generation_stream,
     *,
-    drafter: str | os.PathLike[str] | LoadedDrafter | None = None,
+    drafter: Drafter | LoadedDrafter | None = None,
     num_draft_tokens: int | None = None,
     seed: int | None = None,
     temp: float = 0.0,
@@ -100,10 +105,12 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         tokenizer: what it returned second.
         prompt: text or token ids.
         max_tokens: tokens to generate at most; -1 for no limit.
-        draft_model: not supported yet; pass ``drafter``.
+        draft_model: a loaded model of the same tokenizer that drafts, as in mlx-lm; in place of
+            ``drafter``.
         stream: the MLX stream to compute on, as in mlx-lm.
-        drafter: a kind (``"ngram"``), a drafter's folder, or what :func:`specdec.load_drafter`
-            returned; ``None`` decodes plainly through the same executor.
+        drafter: a kind (``"ngram"``), a drafter's folder, ``"auto"``, a chain (``"ngram,mtp"``), or
+            what :func:`specdec.load_drafter` returned; ``None`` decodes plainly through the same
+            executor.
         num_draft_tokens: the most drafts a round; 0 decodes plainly.
         seed: the request's seed: the same seed gives the same text, with and without a drafter,
             at any width. ``None`` takes a new one.
@@ -163,7 +170,9 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
             processor, a constraint).
         ConstraintError: the grammar and the processors left no token to draw.
     """
-    _refuse({**kwargs, "draft_model": draft_model})
+    _refuse(kwargs)
+    if draft_model is not None and drafter is not None:
+        raise OptionError("draft_model and drafter are both given; leave one of them out")
     tokenizer = wrapped(tokenizer)
     if num_draft_tokens is not None and (
         not isinstance(num_draft_tokens, int) or num_draft_tokens < 0
@@ -218,7 +227,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         snapshot_at=snapshot_at,
         progress=prompt_progress_callback,
     )
-    loaded, reason = _drafter(drafter, model, tokenizer, num_draft_tokens)
+    loaded, reason = _drafter(drafter, draft_model, model, tokenizer, num_draft_tokens)
     try:
         target = bind_target(model, tokenizer) if loaded is None else loaded.target
         check_ids(tokens, target)
@@ -301,13 +310,14 @@ def _refuse(options: dict[str, Any]) -> None:
 
 
 def _drafter(
-    drafter: str | os.PathLike[str] | LoadedDrafter | None,
+    drafter: Drafter | LoadedDrafter | None,
+    draft_model: Any,
     model: Any,
     tokenizer: Any,
     num_draft_tokens: int | None,
 ) -> tuple[LoadedDrafter | None, str | None]:
     """The drafter to use, or why there is none."""
-    if drafter is None:
+    if drafter is None and draft_model is None:
         return None, "no drafter was asked for"
     if num_draft_tokens == 0:
         return None, "num_draft_tokens is 0"
@@ -319,7 +329,10 @@ def _drafter(
             )
         check_adapters(drafter.provider, drafter.kind, drafter.target)
         return drafter, None
-    return load_drafter(drafter, model, tokenizer, num_draft_tokens=num_draft_tokens), None
+    width = num_draft_tokens
+    if drafter is None:
+        return load_draft_model(draft_model, model, tokenizer, num_draft_tokens=width), None
+    return load_drafter(drafter, model, tokenizer, num_draft_tokens=width), None
 
 
 class _Timer:

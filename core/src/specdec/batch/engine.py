@@ -19,13 +19,13 @@ from specdec.errors import GroupFailedError, OptionError
 from specdec.verify import VerifyGroup
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping, Sequence
 
     from specdec.batch.counters import Counters
     from specdec.batch.entry import Entry
     from specdec.batch.responses import BatchResponse, PromptResponse
     from specdec.batch.settings import Settings
+    from specdec.drafters import Drafter
     from specdec.targets import Target
 
 __all__ = ["Engine", "load"]
@@ -158,12 +158,12 @@ class Engine:
 
 
 def load(
-    drafter: str | os.PathLike[str] | LoadedDrafter | None, model: Any, settings: Settings
+    drafter: Drafter | LoadedDrafter | None, model: Any, settings: Settings
 ) -> LoadedDrafter | None:
     """The drafter of a generator.
 
     Args:
-        drafter: a kind, a folder, one that is loaded, or ``None``.
+        drafter: a kind, a folder, ``"auto"``, a chain, one that is loaded, or ``None``.
         model: what it drafts for.
         settings: the generator's.
 

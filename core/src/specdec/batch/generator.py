@@ -23,14 +23,13 @@ from specdec.errors import ClosedError, RoundOpenError
 from specdec.state import CacheOptions
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Unpack
 
     from specdec.batch.responses import BatchResponse, PromptResponse
     from specdec.checkpoints import PrefixCache
-    from specdec.drafters import LoadedDrafter
+    from specdec.drafters import Drafter, LoadedDrafter
     from specdec.sampling import SamplingOptions
 
 __all__ = ["BatchGenerator"]
@@ -47,7 +46,8 @@ class BatchGenerator:
     Args:
         model: what ``mlx_lm.load`` returned first.
         tokenizer: what it returned second; needed for text, stop strings and grammars.
-        drafter: a kind, a folder, or what :func:`specdec.load_drafter` returned; ``None`` for none.
+        drafter: a kind, a folder, ``"auto"``, a chain (``"ngram,mtp"``), or what
+            :func:`specdec.load_drafter` returned; ``None`` for none.
         num_draft_tokens: the most drafts a round of requests that do not say; 0 for none.
         max_tokens: likewise, tokens to generate at most; -1 for no limit.
         stop_tokens: sequences of ids that end an output; one id alone is an end token and no
@@ -78,7 +78,7 @@ class BatchGenerator:
         model: Any,
         tokenizer: Any = None,
         *,
-        drafter: str | os.PathLike[str] | LoadedDrafter | None = None,
+        drafter: Drafter | LoadedDrafter | None = None,
         num_draft_tokens: int | None = None,
         max_tokens: int = 128,
         stop_tokens: Sequence[Sequence[int]] | None = None,

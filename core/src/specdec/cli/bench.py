@@ -41,8 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--drafter",
         action="append",
-        help="a kind or a drafter's folder; may be given several times (default: every installed "
-        "drafter that needs no folder; none: only mlx-lm and plain)",
+        help="a kind, a drafter's folder, auto or a chain (ngram,mtp); may be given several times "
+        "(default: every installed drafter that needs no folder; none: only mlx-lm and plain)",
     )
     parser.add_argument(
         "--prompts",
@@ -81,7 +81,7 @@ def run_bench(args: argparse.Namespace) -> int:
     drafters = args.drafter or [name for name, kind in kinds.items() if not kind.artifact]
     drafters = [drafter for drafter in drafters if drafter != "none"]
     for drafter in drafters:
-        check_drafter(drafter)
+        check_drafter(drafter, options=options)
 
     from specdec.benchmark import compare
     from specdec.models import load_model

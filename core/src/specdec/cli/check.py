@@ -22,7 +22,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser("check", help="try what specdec can do with a model")
     parser.add_argument("model", help="a folder, a bundled model (demo) or a hub id")
     add_adapter_path(parser)
-    parser.add_argument("--drafter", help="a kind or a drafter's folder, in place of all kinds")
+    parser.add_argument(
+        "--drafter", help="a kind, a folder, auto or a chain, in place of all kinds"
+    )
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.set_defaults(run=run_check)
 

@@ -39,7 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     add_adapter_path(parser)
     parser.add_argument(
-        "--drafter", default="none", help="a kind (ngram, mtp), native, a drafter's folder, or none"
+        "--drafter",
+        default="none",
+        help="a kind (ngram, mtp), native, a drafter's folder, auto, a chain (ngram,mtp), or none",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="the prompt")
@@ -82,7 +84,7 @@ def run_generate(args: argparse.Namespace) -> int:
     from specdec.models import load_model
 
     if args.drafter != "none":
-        check_drafter(args.drafter)
+        check_drafter(args.drafter, options=options)
     elif options or args.num_draft_tokens:
         raise OptionError("--option and --num-draft-tokens need a --drafter; name one")
     cache = None

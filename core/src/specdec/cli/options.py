@@ -43,7 +43,8 @@ def add_drafter_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the drafter's kind, such as max_ngram=4; may be given several times",
+        help="a setting of the drafter's kind, such as max_ngram=4, in a chain ngram.max_ngram=4; "
+        "may be given several times",
     )
 
 

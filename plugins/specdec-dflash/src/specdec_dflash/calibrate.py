@@ -81,10 +81,10 @@ def _run(args: argparse.Namespace) -> int:
     options["confidence"] = MEASURE
     texts = read_prompts(args.prompts, args.limit)
     kind, folder = check_drafter(args.drafter)
-    name = "native" if kind is None else kind.name
-    if name not in _KINDS or folder is None:
+    if kind is None or kind.name not in _KINDS or folder is None:
+        said = "no single drafter" if kind is None else f"of kind {kind.name}"
         raise OptionError(
-            f"--drafter {args.drafter} is of kind {name}, which has no confidence to calibrate; "
+            f"--drafter {args.drafter} is {said}, which has no confidence to calibrate; "
             f"give a folder of kind {' or '.join(_KINDS)}"
         )
     model, tokenizer = load_model(args.model)
