@@ -47,17 +47,21 @@ class Lender:
         loans: of its rows.
         columns: of the sliding donor at most; ``None`` for all positions.
         vocab_size: V.
+        lends: which donors it says it has.
         reads: how often the donors were read.
         donors: what is lent in place of the loans.
+        folder: where its checkpoint is.
     """
 
     loans: Sequence[Loan] = ()
     columns: int | None = None
     vocab_size: int = VOCABULARY
+    lends: frozenset[str] = frozenset({"sliding", "full"})
     reads: int = 0
     hidden_size: int = BACKBONE
     recurrent_mtp: None = None
     donors: AssistantDonors | None = None
+    folder: Path | None = None
 
     @property
     def identity(self) -> object:

@@ -15,10 +15,12 @@ import mlx_lm
 from attrs import frozen
 
 import specdec_demo
-from specdec import SamplingOptions, load_drafter, load_model, stream_generate
+from specdec import BatchGenerator, SamplingOptions, load_drafter, load_model, stream_generate
 
 if TYPE_CHECKING:
-    from specdec import BatchGenerator, GenerationStats, LoadedDrafter
+    from collections.abc import Sequence
+
+    from specdec import GenerationStats, LoadedDrafter
 
 __all__ = ["SEEDED", "Asked", "DemoTexts", "Output", "draws"]
 
@@ -119,6 +121,35 @@ class DemoTexts:
     def greedy(self, prompt: tuple[int, ...], count: int = 24) -> tuple[int, ...]:
         """mlx-lm's tokens."""
         return _greedy(self.model, prompt, count)
+
+    def came_and_went(
+        self, first: Sequence[Asked], later: Sequence[Asked], after: int
+    ) -> dict[Asked, GenerationStats]:
+        """Requests of one batch, each of which gets what it gets alone.
+
+        Args:
+            first: that begin together.
+            later: that join them.
+            after: steps.
+        """
+        found: dict[int, list[int | None]] = {}
+        stats: dict[int, GenerationStats] = {}
+        with BatchGenerator(*self.demo(), drafter=self.load(), prefill_step_size=16) as generator:
+
+            def steps(count: int) -> None:
+                for _ in range(count):
+                    for answer in generator.next()[1]:
+                        found.setdefault(answer.uid, []).append(answer.token)
+                        if answer.stats is not None:
+                            stats[answer.uid] = answer.stats
+
+            asked = {each.insert(generator): each for each in first}
+            steps(after)
+            asked |= {each.insert(generator): each for each in later}
+            steps(60)
+        for uid, each in asked.items():
+            assert tuple(found[uid]) == each.expected(), each
+        return {each: stats[uid] for uid, each in asked.items()}
 
     def seeded(self, prompt: tuple[int, ...], seed: int, count: int = 24) -> tuple[int, ...]:
         """The target's own tokens at :data:`SEEDED`."""

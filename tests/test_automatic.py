@@ -20,10 +20,12 @@ from specdec import load_drafter, load_model
 from specdec.errors import (
     AdapterError,
     ArtifactError,
+    ContractError,
     OptionError,
     PluginError,
     SpecdecDrafterWarning,
     TargetLacksError,
+    UnsupportedModelError,
 )
 from specdec.plugins import Artifact, DraftKind, LoadedDraft, LoadRequest, Registry, hookimpl, scan
 
@@ -212,6 +214,9 @@ def test_every_subset_of_plugins_in_either_order_takes_the_best_that_is_installe
         ArtifactError("its file is cut short"),
         TargetLacksError("recurrent_mtp", "the mtp head"),
         AdapterError("mtp", ["layers.0"]),
+        UnsupportedModelError("its layers are of a kind that is not driven"),
+        OptionError("draft_vocab lists 9 ids, but this target's head cannot be cut to them"),
+        ContractError("draft_vocabulary() begins (9, 3)"),
     ],
 )
 def test_a_head_that_does_not_load_is_passed_over_with_one_line(

@@ -385,3 +385,65 @@ def test_ngram_before_a_trained_head_writes_the_same_text_in_fewer_forwards() ->
         assert all(out.per_forward > 1.3 for out in outputs)
         again = drafted(texts[0], both, 2, seed=7, **draws())
         assert again.tokens == seeded(texts[0], 7)
+
+
+# What is said of the members.
+
+
+FULL_AT = 12
+
+
+def full(rows: ScriptedRows) -> list[str | None]:
+    return ["its context\nis full" if len(row.tokens) > FULL_AT else None for row in rows.rows]
+
+
+class FullRows(Rows):
+    """Rows of a member whose context ends."""
+
+    stood_down = property(full)
+
+
+class FullDeviceRows(DeviceRows):
+    stood_down = property(full)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_member_that_stands_down_is_named_while_the_others_draft_on(where: str) -> None:
+    texts = [text_of(prompt) for prompt in PROMPTS]
+    first = member(Script(texts, [[[]]] * 3))
+    limited = Script.always(texts, [RIGHT] * 2)
+    second = (
+        ScriptedProvider(limited, rows=FullRows)
+        if where == "host"
+        else ScriptedProvider(limited, device=on_device(limited, lengths=True), rows=FullDeviceRows)
+    )
+    third = member(Script.always(texts, [RIGHT]))
+    order = (first, second, third) if where == "host" else (first, third, second)
+    group = VerifyGroup(target(), chain(*order), drafter="chain")
+    asked = [request(text.prompt, max_tokens=16, num_draft_tokens=DEPTH) for text in texts]
+    rows = list(group.admit(asked))
+    name = f"m{order.index(second)}"
+    with group.round() as done:
+        done.deliver_all()
+    assert [row.stats.reason for row in rows] == [None] * 3
+    drain(group)
+    assert [row.emitted for row in rows] == [text.output[:16] for text in texts]
+    assert [row.stats.reason for row in rows] == [f"{name} stood down: its context is full"] * 3
+    assert all(row.width == DEPTH and row.stats.draft_errors == 0 for row in rows)
+
+
+def test_a_remark_gives_way_to_why_the_drafter_was_let_go() -> None:
+    texts = [text_of(prompt) for prompt in PROMPTS]
+    second = member(Script.always(texts, [RIGHT]), faults={"draft": set(range(6, 99))})
+    first = ScriptedProvider(Script.always(texts, [RIGHT] * 2), rows=FullRows)
+    group = VerifyGroup(target(), chain(first, second), drafter="chain")
+    rows = list(group.admit([request(texts[0].prompt, max_tokens=30, num_draft_tokens=DEPTH)]))
+    seen = []
+    while group.rows:
+        with group.round() as done:
+            done.deliver_all()
+        seen.append(rows[0].stats.reason)
+    assert "m0 stood down: its context is full" in seen
+    assert str(seen[-1]).startswith("drafter chain failed: m1: Fault: ")
+    assert str(rows[0].stats.last_draft_error).startswith("m1: Fault: ")
+    assert rows[0].emitted == texts[0].output[:30]

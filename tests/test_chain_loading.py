@@ -14,6 +14,7 @@ from scripted import RIGHT, Script, ScriptedProvider, ScriptedRows, text_of, tin
 from tiny_models import tiny_model
 
 from specdec import BatchGenerator, load_drafter, stream_generate
+from specdec.benchmark import compare, options_for
 from specdec.drafters import check_drafter
 from specdec.errors import ArtifactError, OptionError, SpecdecError, UnknownKindError
 from specdec.plugins import DraftKind, LoadedDraft, LoadRequest, Registry, hookimpl, scan
@@ -156,10 +157,13 @@ MISTAKES = [
     (7, "drafter 7 is no name"),
     ("one,,two", "has an empty name"),
     (["one"], "drafter 'one' is a chain of 1; give two or more"),
-    ([], "is a chain of 0"),
+    ([], "drafter is an empty list; give a kind or a folder, or none at all"),
+    ((), "drafter is an empty tuple"),
     ("one,one", "drafter 'one,one' has one drafter twice"),
     ("one,auto", "drafter 'one,auto': auto cannot stand in a chain"),
     ("none,two", "drafter 'none,two': none cannot stand in a chain"),
+    ("", "drafter '' is empty; give a kind or a folder"),
+    (" ", "drafter ' ' is empty"),
 ]
 
 
@@ -174,7 +178,7 @@ def test_what_is_no_chain_is_refused_before_anything_is_loaded(
     assert kinds.requests == []
 
 
-@pytest.mark.parametrize("option", ["size", "three.size", "one.", ".size"])
+@pytest.mark.parametrize("option", ["size", "one.", ".size"])
 def test_an_option_that_names_no_member_is_refused_with_the_names(
     kinds: Kinds, option: str
 ) -> None:
@@ -189,11 +193,54 @@ def test_an_option_that_names_no_member_is_refused_with_the_names(
 
 def test_the_same_folder_under_two_names_is_one_drafter_twice(kinds: Kinds, tmp_path: Path) -> None:
     (tmp_path / "one.json").touch()
-    with pytest.raises(OptionError, match="one drafter twice"):
-        load([str(tmp_path), tmp_path / ""])
-    with pytest.raises(OptionError, match="one drafter twice"):
-        load([str(tmp_path), f"{tmp_path}/../{tmp_path.name}"])
+    (tmp_path / "link").symlink_to(tmp_path)
+    for other in (tmp_path / "", f"{tmp_path}/../{tmp_path.name}", tmp_path / "link"):
+        for look in (check_drafter, load):  # before a model is there, too
+            with pytest.raises(OptionError, match="one drafter twice"):
+                look([str(tmp_path), other])
     assert kinds.requests == []
+
+
+def test_options_of_two_folders_of_one_kind_go_by_their_names(kinds: Kinds, tmp_path: Path) -> None:
+    folders = [tmp_path / "v1.5", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "one.json").touch()
+    first, second = map(str, folders)
+    for look in (
+        lambda: check_drafter(folders, options=["one.size"]),
+        lambda: load(folders, **{"one.size": 1}),
+    ):
+        with pytest.raises(OptionError, match=rf"begin it with one of {first}\., {second}\."):
+            look()
+    load(folders, **{f"{first}.size": 1, f"{second}.size": 2}).close()
+    assert [dict(request.options) for request in kinds.requests] == [{"size": 1}, {"size": 2}]
+
+
+def test_an_option_under_two_names_of_one_drafter_is_refused(kinds: Kinds, tmp_path: Path) -> None:
+    (tmp_path / "one.json").touch()
+    with pytest.raises(OptionError, match=r"option one\.size is given under two names"):
+        load(["two", tmp_path], **{f"{tmp_path}.size": 1, "one.size": 1})
+    assert kinds.requests == []
+
+
+def test_a_chain_longer_than_any_file_name_is_a_chain(kinds: Kinds) -> None:
+    with pytest.raises(OptionError, match="one drafter twice"):
+        check_drafter(",".join(["one"] * 2_000))
+
+
+@pytest.mark.parametrize("given", ["two", 5, ("model", "tokenizer"), {}])
+def test_a_draft_model_that_is_none_is_named_as_what_it_is(kinds: Kinds, given: Any) -> None:
+    with pytest.raises(OptionError, match=f"draft_model is a {type(given).__name__}; give what"):
+        stream_generate(tiny_model("qwen3"), tiny_tokenizer(), [1, 2], draft_model=given)
+
+
+def test_a_loaded_model_is_no_drafter_and_the_line_is_short(kinds: Kinds) -> None:
+    for drafter in (tiny_model("qwen3"), ["one", tiny_model("qwen3")]):
+        with pytest.raises(OptionError, match=r"is no name; .* a model is a draft_model") as caught:
+            load(drafter)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 150
 
 
 def test_kind_is_of_one_folder(kinds: Kinds) -> None:
@@ -242,3 +289,57 @@ def test_generators_take_chains_by_name_and_close_them(kinds: Kinds) -> None:
     assert tuple(written) == text.output[:12]
     assert all(made.closed for made in kinds.made)
     assert len(kinds.made) == 2
+
+
+def test_an_option_of_no_member_names_the_members(kinds: Kinds, tmp_path: Path) -> None:
+    said = r"option three\.size: three is no member of the chain; its members are one, two$"
+    for look in (
+        lambda: check_drafter("one,two", options=["three.size"]),
+        lambda: load("one,two", **{"three.size": 1}),
+    ):
+        with pytest.raises(OptionError, match=said):
+            look()
+    assert kinds.requests == []
+
+
+def test_members_of_one_kind_are_called_as_they_were_given(kinds: Kinds, tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "one.json").touch()
+    first, second = map(str, folders)
+    with load(["two", *folders]) as loaded:
+        assert loaded.kind == f"two,{first},{second}"
+    with load(["two", first]) as loaded:
+        assert loaded.kind == "two,one"
+
+
+def test_a_chain_is_timed_as_wide_as_it_is_asked_and_options_go_where_they_belong(
+    kinds: Kinds,
+) -> None:
+    model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    found = compare(
+        model,
+        tokenizer,
+        ["a b"],
+        drafters=["ngram", "ngram,two"],
+        widths=(1, 6),
+        options={"size": 3, "two.size": 4, "ngram.size": 5},
+        max_tokens=2,
+    )
+    runs = [(each.name, each.width) for each in found[2:]]
+    assert runs == [("ngram", 1), ("ngram", 6), ("ngram,two", 1), ("ngram,two", 6)]
+    asked = [(r.kind, r.num_draft_tokens, dict(r.options)) for r in kinds.requests]
+    assert asked == [
+        ("ngram", None, {"size": 3}),
+        ("ngram", 6, {"size": 5}),
+        ("two", 6, {"size": 4}),
+    ]
+
+
+def test_no_option_of_a_comparison_is_passed_over() -> None:
+    both, single, chained = {"a": 1, "ngram.a": 2}, {"a": 1}, {"ngram.a": 2}
+    assert options_for("ngram", ["ngram", "two"], both) == both
+    assert options_for("ngram,two", ["ngram,two"], both) == both
+    assert options_for("ngram", ["ngram,two", "ngram"], both) == single
+    assert options_for("ngram,two", ["ngram,two", "ngram"], both) == chained

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.chain import ChainMember, ChainProvider
-from specdec.chain.attachment import join, split
+from specdec.chain.attachment import join, namespace_of, split
 from specdec.contract import (
     Attachment,
     ContextKind,
@@ -32,11 +32,14 @@ from specdec.errors import (
     OptionError,
     RoundOpenError,
     TargetLacksError,
+    blamed_on,
+    one_line,
 )
 from specdec.sampling import SamplingOptions
 from specdec.testing import TinyTarget
 from specdec.testing.driven import DrivenRow
 from specdec.testing.harness import Harness
+from specdec.verify.proposals import cut_device
 from specdec_dflash.tiny import tiny_block
 from specdec_mtp.provider import Reading
 from specdec_mtp.tiny import tiny_head
@@ -313,6 +316,7 @@ def test_a_member_that_stood_down_is_asked_no_more_and_a_row_only_when_all_have(
     rows = opened(first, second)
     first.stood_down = ["it is full", None]
     assert rows.stood_down == [None, None]
+    assert rows.remarks == ["m0 stood down: it is full", None]
     assert rows.draft([0, 0], [1, 1], [0, 0]) == [[2], [1]]
     assert (first.log, second.log) == ([("draft", [0, 1])], [("draft", [1, 0])])
     rows.commit([0, 0], None)
@@ -663,3 +667,104 @@ def test_a_preview_shows_the_first_members_or_the_next_ones_where_a_single_row_g
     assert seen(2, Told(two, preview=shows()), Told(two, preview=shows(5, 5))) is None
     full = Told(one, preview=shows(4), stood_down=["full"])
     assert seen(1, full, Told(one, preview=shows(5))) == [[5]]
+
+
+def test_a_preview_of_several_rows_says_nothing_where_a_member_has_stood_down_for_one() -> None:
+    two: list[list[int]] = [[], []]
+    first = Told(two, preview=lambda *_: mx.array([[4], [4]]), stood_down=["full", None])
+    rows = opened(first, Told(two, preview=lambda *_: mx.array([[5], [5]])))
+    assert rows.preview([0, 0], [2, 2], [0, 0]) is None, "another member drafts for the first row"
+    shown = rows.preview([0, 0], [0, 2], [0, 0])
+    assert shown.tolist() == [[4], [4]], "nothing was asked of the first row"
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 1 << 40, -1, 1.5])
+def test_what_is_no_id_beside_drafts_on_the_device_is_cut_in_its_own_row(wrong: Any) -> None:
+    first, second = Told([[2, wrong, 3], []]), ToldOnDevice([[], [4, 5]])
+    rows = opened(first, second)
+    device = rows.draft_device([0, 0], [3, 3], [0, 0])
+    told: Any = device.tokens.tolist()
+    lengths: Any = device.lengths.tolist()
+    assert told[0] == [2, VOCABULARY, 3]
+    resolved = device.resolve([token for row in told for token in row])
+    drafts, faults = cut_device(told, lengths, resolved, [3, 3], VOCABULARY)
+    assert drafts == [[2], [4, 5]]
+    assert [fault is not None for fault in faults] == [True, False]
+    rows.commit([1, 2], None)
+    assert first.texts == second.texts == [[0, 2], [0, 4, 5]]
+
+
+def test_namespaces_of_different_members_never_read_alike() -> None:
+    names = [["a+b", "c"], ["a", "b+c"], ["a", "b", "c"], ["a%2Bb", "c"], ["c", "a+b"]]
+    assert len({namespace_of(each) for each in names}) == len(names)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_whatever_a_member_raises_keeps_its_type_and_says_whose_it_is(place: int) -> None:
+    """Every verb that asks all members, and those of a round."""
+
+    class Failing(ToldOnDevice):
+        def __getattribute__(self, name: str) -> Any:
+            if name == object.__getattribute__(self, "fails"):
+
+                def fail(*_: Any) -> Any:
+                    raise KeyError("boom\nbang")
+
+                return fail
+            return object.__getattribute__(self, name)
+
+        fails = ""
+
+    def members() -> tuple[Any, list[ToldOnDevice]]:
+        made: list[ToldOnDevice] = [ToldOnDevice([[]]), ToldOnDevice([[1]])]
+        made[place] = Failing([[place]] if place else [[]])
+        return opened(*made), made
+
+    def fails(verb: str, call: Callable[[Any], Any], before: Callable[[Any], Any] = list) -> None:
+        rows, made = members()
+        if before is not list:
+            before(rows)
+        made[place].fails = verb  # type: ignore[attr-defined]  # of the one that fails
+        with pytest.raises(KeyError) as caught:
+            call(rows)
+        assert one_line(caught.value) == f"m{place}: KeyError: 'boom\\nbang'"
+
+    ids, one = mx.array([[1]]), [1]
+    fails("prepare_append", lambda rows: rows.prepare_append([]))
+    fails("filter_rows", lambda rows: rows.filter_rows([0]))
+    fails("capture", lambda rows: rows.capture(0))
+    fails("materialize", lambda rows: rows.materialize())
+    fails("consume", lambda rows: rows.consume(ids, None, one))
+    fails("close", lambda rows: rows.close())
+    fails("draft", lambda rows: rows.draft(one, one, [0]))
+    fails("commit", lambda rows: rows.commit([0], None), lambda rows: rows.draft(one, one, [0]))
+    if place:
+        fails("draft_device", lambda rows: rows.draft_device(one, one, [0]))
+
+
+def test_an_error_that_is_raised_again_names_its_member_once() -> None:
+    error = ValueError("x")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x"), blamed_on("ngram"):
+            raise error
+    assert one_line(error) == "ngram: ValueError: x"
+    assert one_line(ValueError("x")) == "ValueError: x"
+
+
+def test_a_member_that_cannot_open_or_resolve_is_named() -> None:
+    def boom(*_: Any, **__: Any) -> Any:
+        raise KeyError("boom")
+
+    class Unresolved(ToldOnDevice):
+        def draft_device(self, pending: Any, depths: Any, steps: Any, /) -> Any:
+            device = super().draft_device(pending, depths, steps)
+            assert device is not None
+            return evolve(device, resolve=boom)
+
+    with pytest.raises(KeyError) as caught:
+        opened(Told([[1]]), Told([[1]], open=boom))
+    assert one_line(caught.value) == "m1: KeyError: 'boom'"
+    device = opened(Told([[]]), Unresolved([[1]])).draft_device([0], [1], [0])
+    with pytest.raises(KeyError) as caught:
+        device.resolve([1])
+    assert one_line(caught.value) == "m1: KeyError: 'boom'"

@@ -324,6 +324,9 @@ def test_a_drafter_that_needs_a_missing_port_does_not_fit(
         (("demo", "--drafter", "ngram,"), "has an empty name"),
         (("demo", "--drafter", "ngram,nope"), "no installed plugin has the kind 'nope'"),
         (("nope",), "model nope is neither a folder nor a bundled model"),
+        (("--model", "nope"), "model nope is neither a folder nor a bundled model"),
+        (("demo", "--model", "nope"), "there are two models, demo and nope; give one"),
+        ((), "no model is named; give a folder, a bundled model (demo) or a hub id"),
         (("a" * 300,), "long"),
     ],
 )
@@ -554,3 +557,17 @@ def test_a_rollback_may_change_twice_what_the_width_does() -> None:
     assert report_of([], WidthReport("rolled back", 1e-7, ())).sound, "rounding alone"
     assert not report_of([], WidthReport("rolled back", 1e-5, ())).sound
     assert report_of([wide], None).sound, "nothing is dropped"
+
+
+@pytest.mark.usefixtures("providers")
+def test_a_head_whose_plugin_is_missing_is_named_with_its_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    assert all(fit["kind"] != "mtp" for fit in checked(capsys, model)[1]["drafters"])
+    monkeypatch.setattr(MlxLmTarget, "native_draft", "mtp")
+    status, _, lines = checked(capsys, model)
+    [line] = [line for line in lines if line.startswith("drafter mtp: ")]
+    assert status == 0
+    assert line.startswith("drafter mtp: not tried (the model declares a head of it; ")
+    assert line.endswith("pip install specdec-mtp)")

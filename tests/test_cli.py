@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import pytest
 import specdec_demo
 from specdec.cli import main
 from specdec.cli.bench import read_prompts
+from specdec.cli.options import drafter_options
 from specdec.errors import OptionError
 from specdec.plugins import default_registry
 from specdec_demo import path as demo_path
@@ -188,15 +191,20 @@ MISTAKES = [
     (("--drafter", "none,ngram"), "none cannot stand in a chain"),
     (("--drafter", "ngram,nope"), "no installed plugin has the kind 'nope'"),
     (("--drafter", "ngram,./nope"), "drafter ./nope does not exist"),
-    (("--drafter", "ngram,mtp"), "neither declares nor holds a mtp head"),
-    (("--drafter", "ngram,native"), "the target declares no head of its own"),
+    (("--drafter", "ngram,mtp"), "neither declares nor holds an mtp head"),
+    (("--drafter", "ngram,native"), "the model declares no drafter of its own; name one"),
     (("--drafter", "ngram,mtp", "--option", "max_ngram=3"), "begin it with one of ngram., mtp."),
-    (("--drafter", "ngram,mtp", "--option", "dflash.x=3"), "begin it with one of ngram., mtp."),
+    (("--drafter", "ngram,mtp", "--option", "dflash.x=3"), "its members are ngram, mtp"),
     (("--drafter", "auto", "--option", "max_ngram=3"), "drafter auto has no options"),
+    (("--drafter", ""), "drafter '' is empty; give a kind or a folder"),
+    (("--drafter", "ngram", "--option", "max_ngram=" + "[" * 9_000), "max_ngram is '[["),
+    (("--drafter", f"demo,{demo_path()}"), "has one drafter twice"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=[" ".join(o) for o, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("options", "message"), MISTAKES, ids=[" ".join(o)[:80] for o, _ in MISTAKES]
+)
 def test_a_mistake_gets_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
@@ -233,6 +241,20 @@ def test_a_kind_that_is_not_installed_is_named_with_its_package(
         status, out, err = run(capsys, "generate", "--prompt", "hello", "--drafter", drafter)
         assert (status, out, len(err.splitlines())) == (2, "", 1)
         assert "pip install specdec-assistant" in err
+
+
+def test_a_warning_that_was_made_an_error_gets_one_line(
+    capsys: pytest.CaptureFixture[str], without: Callable[[str], None]
+) -> None:
+    without("specdec-mtp")
+    asked = ("generate", "--model", "demo-qwen3_5", "--prompt", "hello", "--max-tokens", "2")
+    for action, wanted in (("error", 2), ("always", 0)):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            status, out, err = run(capsys, *asked, "--drafter", "auto")
+        assert (status, bool(out), len(err.splitlines())) == (wanted, wanted == 0, 1)
+        assert "drafter auto: the head that the model declares (mtp) is passed over" in err
+        assert "pip install specdec-mtp" in err
 
 
 def test_auto_and_chains_are_drafters_of_every_command(
@@ -437,3 +459,45 @@ def test_a_name_that_no_file_can_have_gets_one_line(
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert "Traceback" not in err
+
+
+def test_one_draft_a_round_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("generate", "--prompt", PROMPT, "--max-tokens", "2", "--drafter", "ngram")
+    _, out, _ = run(capsys, *asked, "--num-draft-tokens", "1")
+    assert "\ndrafter: ngram, 1 draft a round\n" in out
+
+
+def test_a_member_that_stood_down_is_said_in_the_summary(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("generate", "--prompt", PROMPT, "--max-tokens", "12", "--num-draft-tokens", "2")
+    chain = ("--drafter", "ngram,demo-qwen3-draft", "--option", "two-model.max_context=20")
+    _, out, _ = run(capsys, *asked, *chain)
+    line = next(line for line in out.splitlines() if line.startswith("drafter: "))
+    assert line.startswith("drafter: ngram,two-model, 2 drafts a round (two-model stood down: ")
+
+
+def test_truth_values_are_taken_as_json_and_as_python_write_them() -> None:
+    given = ["a=true", "b=True", "c=False", "d=false", "e=TRUE", "f=None"]
+    found = drafter_options(argparse.Namespace(option=given))
+    assert found == {"a": True, "b": True, "c": False, "d": False, "e": "TRUE", "f": "None"}
+
+
+def test_a_bench_without_bundled_prompts_or_without_drafters_says_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+    without: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    without("specdec-ngram")
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"text": PROMPT}) + "\n")
+    asked = ("bench", "--prompts", str(file), "--max-tokens", "2")
+    status, out, err = run(capsys, *asked)
+    assert (status, len(out.splitlines()), err.count("\n")) == (0, 3, 1)
+    assert err.startswith("specdec: no drafter is timed: none that is installed works without")
+    assert run(capsys, *asked, "--drafter", "none")[2] == "", "nobody asked for one"
+    monkeypatch.setattr("specdec.plugins.models.entry_points", lambda **_: ())
+    status, out, err = run(capsys, "bench", "--model", str(demo_path()))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "(bundled: none; pip install specdec-demo brings some)" in err

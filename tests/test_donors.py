@@ -553,6 +553,34 @@ def test_a_group_sees_the_target_itself_but_for_its_rows() -> None:
     assert isinstance(view, MlxLmTarget)
 
 
+WINDOWED, WHOLE = frozenset({"sliding"}), frozenset({"full"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gemma3", WINDOWED | WHOLE),
+        ("gemma4_text", WINDOWED | WHOLE),
+        ("gemma2", WHOLE),  # its windows are masks over whole caches
+        ("falcon_h1", WHOLE),
+        ("baichuan_m1", WINDOWED | WHOLE),
+    ],
+)
+def test_a_port_says_at_load_what_rows_lend_in_a_round(name: str, kinds: frozenset[str]) -> None:
+    target = bound(name)
+    view = view_for(target, Lending())
+    for port in (target.assistant_rows, view.assistant_rows):
+        assert port is not None
+        assert port.lends == kinds
+    state = target.new_state()
+    state.begin_round(3, reading=True)
+    target.forward(mx.array([[1, 2, 3]]), state)
+    state.commit_round()
+    donors = read_donors(state)
+    told = {"sliding": donors.sliding, "full": donors.full}
+    assert {kind for kind, pair in told.items() if pair is not None} == kinds
+
+
 @pytest.mark.parametrize("name", ["gemma3_text", "gemma4", "qwen3"])
 def test_the_port_embeds_as_the_model_does(name: str) -> None:
     ids = mx.array([[1, 2, 3], [60, 0, 2]])
@@ -566,10 +594,16 @@ def test_the_port_embeds_as_the_model_does(name: str) -> None:
     assert mx.allclose(port.embed(ids), want, rtol=1e-6).item()
 
 
+class OfItsOwn(TinyTarget):
+    """A target that finds its rows' donors without being told of a group."""
+
+    assistant_rows = object()
+
+
 def test_a_target_with_donors_of_its_own_keeps_them() -> None:
-    target = TinyTarget()
+    target: Any = OfItsOwn()
     assert view_for(target, Lending()) is target
-    lacking = target.without("assistant_rows")
+    lacking = TinyTarget(lacks=["assistant_rows"])
     assert view_for(lacking, Lending()) is lacking
 
 

@@ -14,7 +14,8 @@ from attrs import frozen
 from scripted import RIGHT, Fault, Script, ScriptedProvider, text_of, tiny_tokenizer
 from tiny_models import HYBRID, tiny_model
 
-from specdec import LoadedDrafter, bind_target, load_drafter, stream_generate
+import specdec
+from specdec import LoadedDrafter, bind_target, load_drafter, load_model, stream_generate
 from specdec.contract import ContextKind
 from specdec.errors import (
     AmbiguousArtifactError,
@@ -412,3 +413,24 @@ def test_a_model_that_gives_no_logits_is_refused(result: Any) -> None:
 
     with pytest.raises(UnsupportedModelError):
         bind_target(Odd())
+
+
+def test_what_the_hub_says_is_cut_to_a_bearable_line() -> None:
+    long = OSError("404 Client Error. " + "Please make sure you specified the correct id. " * 9)
+    name = "somebody/some-model"
+    for load, where in (
+        (lambda: load_drafter(name, tiny_model("qwen3")), "huggingface_hub.snapshot_download"),
+        (lambda: load_model(name), "mlx_lm.load"),
+    ):
+        with mock.patch(where, side_effect=long), pytest.raises(SpecdecError) as caught:
+            load()
+        said = str(caught.value)
+        assert name in said
+        assert "OSError: 404 Client Error." in said
+        assert len(said) < 260
+
+
+def test_a_loaded_model_becomes_a_drafter_from_the_front_of_the_package() -> None:
+    assert "load_draft_model" in specdec.__all__
+    with specdec.load_draft_model(tiny_model("qwen3", 1), tiny_model("qwen3"), None) as loaded:
+        assert loaded.kind == "two-model"

@@ -699,3 +699,17 @@ def test_layers_that_never_write_their_cache_do_not_stand_anywhere() -> None:
     caches[0 if caches[0].offset else 1].trim(1)
     with pytest.raises(OptionError, match=r"different positions \(\[2, 3\]\)"):
         bound.state_of(caches)
+
+
+def test_a_model_whose_kernels_this_machine_lacks_is_refused_in_one_line() -> None:
+    """Experts in 16 bits, which MLX does not compute on a CPU: that is seen when it evaluates."""
+    model = build("qwen3_moe")
+    model.set_dtype(mx.bfloat16)
+    try:
+        mx.eval(model(mx.array([[1, 2, 3]])))
+    except RuntimeError:
+        with pytest.raises(UnsupportedModelError, match=r"it does not run on this machine$") as got:
+            MlxLmTarget(model)
+        assert "\n" not in str(got.value)
+    else:
+        assert MlxLmTarget(model).no_speculation_reason is None

@@ -142,7 +142,7 @@ def test_two_matches_are_an_error_that_names_both(tmp_path: Path) -> None:
         found.select(tmp_path)
     text = str(caught.value)
     assert "'dflash' (specdec-dflash 1.0) and 'mtp' (specdec-mtp 1.0)" in text
-    assert "pass kind=" in text
+    assert "choose one with kind= in Python, or leave a plugin out" in text
 
 
 def test_what_no_detector_recognises_goes_to_the_fallback(tmp_path: Path) -> None:
@@ -317,11 +317,16 @@ def test_without_artifact_and_kind_the_head_of_the_target_is_taken() -> None:
 
 def test_a_target_without_a_head_leaves_nothing_to_choose_by() -> None:
     found = registry(offers("ngram"))
-    with pytest.raises(UnrecognizedArtifactError, match=r"pass kind= \(installed: ngram\)"):
+    ways = r"; name one \(ngram\) or give a drafter's folder$"
+    with pytest.raises(UnrecognizedArtifactError, match=f"nothing to choose a drafter by{ways}"):
         found.select()
     for target in (NativeTarget(None), object()):
-        with pytest.raises(UnrecognizedArtifactError, match="declares no head of its own"):
+        with pytest.raises(
+            UnrecognizedArtifactError, match=f"the model declares no drafter of its own{ways}"
+        ):
             found.select(target=target)  # type: ignore[arg-type]
+    with pytest.raises(UnrecognizedArtifactError, match=r"of its own; give a drafter's folder$"):
+        registry().select(target=target)  # type: ignore[arg-type]
 
 
 def test_the_head_of_a_target_needs_a_kind_that_can_make_it() -> None:
@@ -391,3 +396,20 @@ def test_the_order_of_registration_never_matters(
     with tempfile.TemporaryDirectory() as folder:
         expected = outcome(registry(*plugins), Path(folder))
         assert outcome(registry(*shuffled), Path(folder)) == expected
+
+
+def test_names_of_bundled_drafters_are_meant_where_they_are_near_and_else_their_package_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def said(name: str, *bundled: str) -> str:
+        monkeypatch.setattr("specdec.plugins.registry.model_names", lambda: bundled)
+        with pytest.raises(UnknownKindError) as caught:
+            registry(offers("ngram")).select(kind=name)
+        return str(caught.value)
+
+    demo = "; bundled drafters come with specdec-demo (pip install specdec-demo)"
+    assert said("demo-qwen3-draft").endswith(f"; installed: ngram{demo}")
+    assert demo not in said("ngrm"), "that is another mistake"
+    near = said("demo-qwen3-drft", "demo", "demo-qwen3-draft")
+    assert near.endswith("; did you mean 'demo-qwen3-draft'?")
+    assert said("weather", "demo").endswith("; installed: ngram")

@@ -475,13 +475,6 @@ def test_a_residual_without_mass_or_with_nan_becomes_a_draw_from_p(
         assert (counts[1:3] > 0).all()
 
 
-def test_a_q_that_is_nought_accepts_what_has_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = logs(0.5, 0.3, 0.2, 0)
-    q = logs(0, 0.4, 0, 0)
-    assert (judge(monkeypatch, [p], [q], [2], HIGHEST) == 2).all()
-    assert not (judge(monkeypatch, [p], [q], [3], LOWEST) == 3).any()
-
-
 @pytest.mark.parametrize("place", [0, 1, 2, 3, None])
 @pytest.mark.parametrize("draft", [1, 2, 3])
 @pytest.mark.parametrize("u", [LOWEST, 0.25, HIGHEST])
@@ -491,6 +484,23 @@ def test_a_q_with_nan_anywhere_counts_as_one_hot_at_that_position_alone(
     p, fine = logs(0.5, 0.3, 0.2, 0), logs(0.1, 0.2, 0.3, 0.4)
     broken = fine.copy()
     broken[slice(None) if place is None else place] = np.nan
+    got = judge(monkeypatch, [p, p], [broken, fine], [draft, draft], u)
+    want = judge(monkeypatch, [p], None, [draft], u)
+    assert (got[:, :1] == want).all()
+    sure = judge(monkeypatch, [p, p], [fine, fine], [draft, draft], u)
+    assert (got[:, 1] == sure[:, 1]).all()
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("draft", [0, 1, 2, 3])
+@pytest.mark.parametrize("u", [LOWEST, 0.25, HIGHEST])
+def test_a_q_without_a_chance_for_its_own_draft_counts_as_one_hot(
+    u: float, draft: int, everywhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a drafter whose logits are all NaN: no draft may be accepted for having had none."""
+    p, fine = logs(0.5, 0.3, 0.2, 0), logs(0.1, 0.2, 0.3, 0.4)
+    broken = fine.copy()
+    broken[slice(None) if everywhere else draft] = -np.inf
     got = judge(monkeypatch, [p, p], [broken, fine], [draft, draft], u)
     want = judge(monkeypatch, [p], None, [draft], u)
     assert (got[:, :1] == want).all()

@@ -193,28 +193,57 @@ class Miscounting(Limited):
         return [FULL] * (len(rows.rows) + self.more)
 
 
+class Mistyped(Limited):
+    """Says something else than texts, of one row or of all."""
+
+    def __init__(self, plan: Any, say: Callable[[int], Any]) -> None:
+        super().__init__(plan, {})
+        self.say = say
+
+    def said(self, rows: ScriptedRows) -> Any:
+        return self.say(len(rows.rows))
+
+
 class Raising(Limited):
     def said(self, rows: ScriptedRows) -> Sequence[str | None]:
         raise Fault("stood_down")
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "says"),
     [
-        lambda: Miscounting(script(), -1),
-        lambda: Miscounting(script(), 1),
-        lambda: Raising(script(), {}),
+        (lambda: Miscounting(script(), -1), "stood_down gave 2 entries for 3 rows"),
+        (lambda: Miscounting(script(), -2), "stood_down gave 1 entry for 3 rows"),
+        (lambda: Miscounting(script(), 1), "stood_down gave 4 entries for 3 rows"),
+        (
+            lambda: Mistyped(script(), lambda rows: [FULL, *[True] * (rows - 1)]),
+            "stood_down gave True for row 1; give a reason, or None",
+        ),
+        (
+            lambda: Mistyped(script(), lambda rows: [False] * rows),
+            "stood_down gave False for row 0; give a reason, or None",
+        ),
+        (
+            lambda: Mistyped(script(), lambda rows: "yes"[:rows]),
+            "stood_down gave 'yes'; give a list, one per row",
+        ),
+        (
+            lambda: Mistyped(script(), lambda _: None),
+            "stood_down gave None; give a list, one per row",
+        ),
+        (lambda: Raising(script(), {}), "Fault: stood_down"),
     ],
-    ids=["too few", "too many", "raises"],
+    ids=["too few", "one", "too many", "true", "false", "a text", "none", "raises"],
 )
 def test_a_stood_down_that_is_none_is_an_exception_of_the_drafter(
-    make: Callable[[], Limited],
+    make: Callable[[], Limited], says: str
 ) -> None:
     provider = make()
     group, rows = admitted(provider)
     with group.round() as done:
         done.deliver_all()
     assert [row.stats.draft_errors for row in rows] == [1] * 3
+    assert all(str(row.stats.last_draft_error).endswith(says) for row in rows)
     assert [row.width for row in rows] == [4] * 3  # of no row was it said
     assert [row.stats.reason for row in rows] == [None] * 3
     assert provider.left_open == []
@@ -261,3 +290,55 @@ def test_whoever_stands_down_and_whoever_ends_the_draft_group_is_the_others(
         down = provider.drafted[prompt] >= limits.get(prompt, 100)
         assert row.stats.reason == (SAID if down else None)
         assert row.stats.draft_errors == 0
+
+
+class RemarkingRows(ScriptedRows):
+    provider: Remarking
+
+    @property
+    def remarks(self) -> Any:
+        return self.provider.say(len(self.rows))
+
+
+class Remarking(ScriptedProvider):
+    """Says something of the rows that it drafts for."""
+
+    def __init__(self, say: Callable[[int], Any]) -> None:
+        super().__init__(script(), rows=RemarkingRows)
+        self.say = say
+
+
+def test_a_remark_is_said_of_a_row_that_is_drafted_for_and_can_be_taken_back() -> None:
+    said: list[list[str | None]] = [["half of it\nis full", None, "slow"], [None, "slow", None]]
+    provider = Remarking(lambda _: said[0])
+    group, rows = admitted(provider)
+    for wanted in (["half of it is full", None, "slow"], [None, "slow", None]):
+        with group.round() as done:
+            done.deliver_all()
+        assert [row.stats.reason for row in rows] == wanted
+        assert [row.width for row in rows] == [4] * 3
+        said.reverse()
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("say", "says"),
+    [
+        (lambda rows: [None] * (rows + 1), "remarks gave 4 entries for 3 rows"),
+        (lambda _: None, "remarks gave None; give a list, one per row"),
+        (lambda rows: [7] * rows, "remarks gave 7 for row 0; give a reason, or None"),
+    ],
+)
+def test_remarks_that_are_none_are_an_exception_of_the_drafter(
+    say: Callable[[int], Any], says: str
+) -> None:
+    provider = Remarking(say)
+    group, rows = admitted(provider)
+    with group.round() as done:
+        done.deliver_all()
+    assert all(str(row.stats.last_draft_error).endswith(says) for row in rows)
+    assert [row.stats.reason for row in rows] == [None] * 3
+    drain(group)
+    assert all(str(row.stats.reason).startswith("drafter scripted failed: ") for row in rows)
+    assert unchanged(rows)
+    assert provider.left_open == []

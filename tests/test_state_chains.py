@@ -200,7 +200,7 @@ LENGTHS = {  # around the places where rows are quantized, wrap, or reach the ne
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_rows_that_went_back_are_rows_that_read_the_kept_tokens_only(
     kind: str, data: st.DataObject
@@ -305,7 +305,7 @@ def go_back(
 
 @pytest.mark.parametrize("lone", [False, True])
 @pytest.mark.parametrize("keep", [0, 4])
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.data())
 def test_no_position_that_a_query_sees_was_overwritten_by_a_chain(
     keep: int, lone: bool, data: st.DataObject

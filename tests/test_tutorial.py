@@ -15,15 +15,19 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import mlx.core as mx
 import pytest
 from attrs import frozen
+from tiny_models import random_state
 
 from specdec import contract, testing
+from specdec.chain import ChainMember, ChainProvider
 from specdec.cli.main import build_parser
 from specdec.cli.options import drafter_options
 from specdec.testing import CHECKS, DraftRowContract, PluginContract
 from specdec.testing.profiles import PROFILES
+from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -281,6 +285,34 @@ def test_the_snippet_about_batches_runs(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.count("\n") == 3
 
 
+def test_the_snippet_about_a_draft_model_of_ones_own_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "draft-models.md").read_text(encoding="utf-8")
+    found = run(snippets(page, "A model of your own"), tmp_path)
+    stats = found["response"].stats
+    assert (stats.drafter, stats.reason, stats.draft_errors) == ("own", None, 0)
+    assert stats.tokens_per_forward > 1.2
+    own = found["provider"].grouped.model.model
+    assert own is found["draft_model"], "the second argument is the draft model"
+    said = f"{stats.tokens_per_forward:.2f} tokens per forward"
+    assert capsys.readouterr().out.splitlines()[-1] == said
+
+
+def test_the_ways_to_build_a_model_leave_the_random_state_alone(tmp_path: Path) -> None:
+    page = (DOCS / "conformance-kit.md").read_text(encoding="utf-8")
+    code = snippets(page, "Models that are built")
+    made = "import mlx.nn as nn\ndef Model(args):\n    return nn.Linear(*args)\nargs = (3, 2)\n"
+    found = run(code + made, tmp_path)
+    once = found["built_once"]()
+    mx.random.seed(7)
+    before = random_state()
+    anew = [found["built_anew"]() for _ in range(2)]
+    assert found["built_once"]() is once
+    assert random_state() == before
+    assert all(mx.array_equal(once.weight, each.weight).item() for each in anew)
+
+
 def test_the_device_draft_keeps_copies_of_its_arguments(
     echo: type[DraftRowContract], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +333,54 @@ def test_the_device_draft_keeps_copies_of_its_arguments(
         "verbs_keep_their_order",
     ):
         echo().run_check(name)
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "drafts on"])
+def test_the_snippet_about_standing_down_is_what_the_kit_asks_for(
+    silent: bool, echo: type[DraftRowContract], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec_echo.history import History
+    from specdec_echo.rows import EchoRows
+
+    (code,) = [block.text for block in blocks(TUTORIAL) if "def stood_down" in block.text]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    right: Any = History.draft
+
+    def within(self: History, pending: int, depth: int) -> list[int]:
+        drafts: list[int] = right(self, pending, depth if self.count < 12 or not silent else 0)
+        return drafts
+
+    monkeypatch.setattr(EchoRows, "_limit", 12, raising=False)
+    monkeypatch.setattr(EchoRows, "stood_down", names["stood_down"], raising=False)
+    monkeypatch.setattr(History, "draft", within)
+    if silent:
+        echo().run_check("stood_down_rows_stay_down")
+    else:
+        with pytest.raises(AssertionError, match="its 12 positions are full"):
+            echo().run_check("stood_down_rows_stay_down")
+
+
+def test_the_drafter_consumes_and_stands_in_a_chain(echo: type[DraftRowContract]) -> None:
+    """As it is written: nothing has to be added for a chain or for what a grammar forces."""
+    from specdec_echo.provider import EchoProvider
+
+    made = echo().make_kit()
+    with made.open([made.cold((0,))]) as rows:
+        assert isinstance(rows.group, contract.SupportsConsume)
+    for name in CHECKS:
+        if CHECKS[name].needs == "consume":
+            echo().run_check(name)
+
+    class Chain(DraftRowContract):
+        settings = hypothesis.settings(max_examples=3, deadline=None, database=None)
+
+        def make_provider(self) -> DraftProvider:
+            own = ChainMember("echo", EchoProvider(memory=8), 4)
+            return ChainProvider([own, ChainMember("ngram", NgramProvider(), 4)])
+
+    for name in ("rows_draft_as_alone", "rows_draft_as_cold_rows", "greedy_text_is_the_targets"):
+        Chain().run_check(name)
 
 
 def test_the_tiny_target_is_what_the_pages_say() -> None:

@@ -99,11 +99,19 @@ REJECTION_MUTANTS = (
     Mutant(
         name="nan-is-a-distribution",
         file=REJECTION,
-        old="return mx.where(mx.isnan(logq).any(axis=-1, keepdims=True), certain, logq)",
+        old="return mx.where(broken, certain, logq)",
         new="return logq",
         killed_by=OF_REJECTION
         + "test_a_q_with_nan_anywhere_counts_as_one_hot_at_that_position_alone",
         why="One wrong number of a drafter makes every comparison false.",
+    ),
+    Mutant(
+        name="draft-without-a-chance-is-accepted",
+        file=REJECTION,
+        old=" | (impossible & (at < size))",
+        new="",
+        killed_by=OF_REJECTION + "test_a_q_without_a_chance_for_its_own_draft_counts_as_one_hot",
+        why="Logits that are all NaN end as chances of 0, over which every draft is accepted.",
     ),
     Mutant(
         name="drafter-draws-in-the-residuals-stream",

@@ -129,6 +129,31 @@ MODEL_MUTANTS = (
         why="A checkpoint loses the draft that the model has not read.",
     ),
     Mutant(
+        name="model-every-row-has-stood-down",
+        file=ROWS,
+        old="return [reason if row.ended else None for row in self._live.rows]",
+        new="return [reason for row in self._live.rows]",
+        killed_by="stood_down_rows_stay_down",
+        why="Rows that are drafted for are said to be drafted for no more.",
+    ),
+    Mutant(
+        name="model-reasons-of-the-ended-rows-alone",
+        file=ROWS,
+        old="return [reason if row.ended else None for row in self._live.rows]",
+        new="return [reason for row in self._live.rows if row.ended]",
+        killed_by="stood_down_rows_stay_down",
+        why="There are fewer entries than rows.",
+    ),
+    Mutant(
+        name="model-reasons-stay-in-their-places",
+        file=ROWS,
+        old="return [reason if row.ended else None for row in self._live.rows]",
+        new='self._ended = getattr(self, "_ended", [row.ended for row in self._live.rows])\n'
+        "        return [reason if end else None for end in self._ended[: self.row_count]]",
+        killed_by="stood_down_rows_stay_down",
+        why="Who has ended is looked up once.",
+    ),
+    Mutant(
         name="model-count-of-a-checkpoint-is-not-read",
         file=f"{MODEL}/model_attachment.py",
         old="if tokens != checkpoint.processed_tokens or type(tokens) is not int:",

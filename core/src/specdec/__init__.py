@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specdec.batch import BatchGenerator
     from specdec.check import ModelReport, check_model
     from specdec.checkpoints import PrefixCache
-    from specdec.drafters import LoadedDrafter, bind_target, load_drafter
+    from specdec.drafters import LoadedDrafter, bind_target, load_draft_model, load_drafter
     from specdec.generation import GenerationResponse, generate, stream_generate
     from specdec.models import load_model
     from specdec.sampling import SamplingOptions
@@ -37,6 +37,7 @@ __all__ = [
     "bind_target",
     "check_model",
     "generate",
+    "load_draft_model",
     "load_drafter",
     "load_model",
     "stream_generate",
@@ -61,6 +62,7 @@ _HOMES = {
     "bind_target": "specdec.drafters",
     "check_model": "specdec.check",
     "generate": "specdec.generation",
+    "load_draft_model": "specdec.drafters",
     "load_drafter": "specdec.drafters",
     "load_model": "specdec.models",
     "stream_generate": "specdec.generation",

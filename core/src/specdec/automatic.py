@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Final
 from attrs import field, frozen
 
 from specdec.errors import (
-    AdapterError,
-    ArtifactError,
     PluginError,
     SpecdecDrafterWarning,
     SpecdecError,
-    TargetLacksError,
     one_line,
 )
 from specdec.plugins import Artifact, DeclaresNativeDraft
@@ -77,7 +74,7 @@ def load_automatic(registry: Registry, target: Target, load: Load) -> LoadedDraf
         tried.add(choice.kind.name)
         try:
             return load(choice.kind, choice.path)
-        except (ArtifactError, TargetLacksError, AdapterError) as error:
+        except SpecdecError as error:
             _pass_over(choice.what, error)
     try:
         return load(registry.select(kind=_LAST), None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mlx_lm
 from attrs import define, field
 
+from specdec.chained import members_of
 from specdec.drafters import bind_target, load_drafter
 from specdec.generation import stream_generate
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from specdec.drafters import LoadedDrafter
     from specdec.verify import GenerationStats
 
-__all__ = ["Result", "compare"]
+__all__ = ["Result", "compare", "options_for"]
 
 
 @define
@@ -128,7 +129,7 @@ def compare(
         prompts: texts.
         drafters: kinds, folders, ``"auto"`` or chains (``"ngram,mtp"``).
         widths: drafts a round; ``None`` is each drafter's own number.
-        options: settings of the drafters' kinds, given to each of them.
+        options: settings of the drafters' kinds; see :func:`options_for`.
         max_tokens: tokens per prompt.
         sampling: keywords of :func:`specdec.stream_generate`; greedy by default.
         show_progress: whether to draw a progress bar on standard error.
@@ -145,7 +146,10 @@ def compare(
     loaded: list[LoadedDrafter | None] = [None, None]
     try:
         for name in drafters:
-            drafter = load_drafter(name, model, tokenizer, **(options or {}))
+            own = options_for(name, drafters, options or {})
+            # A chain's members are as wide as they were loaded, whatever a request asks for.
+            number = _widest(widths) if members_of(name) else None
+            drafter = load_drafter(name, model, tokenizer, num_draft_tokens=number, **own)
             for width in widths:
                 results.append(Result(name, drafter.width(width)))
                 loaded.append(drafter)
@@ -169,6 +173,30 @@ def compare(
             each.close()
     _judge(results, 0 if greedy else 1)
     return results
+
+
+def options_for(name: str, drafters: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are one drafter's.
+
+    Where there are chains and others, options with a member's name in front (``ngram.max_ngram``)
+    are the chains', and those without the others'. Else every drafter gets all of them, so that
+    none is passed over silently.
+
+    Args:
+        name: the drafter.
+        drafters: all of them.
+        options: all settings.
+    """
+    in_chain = members_of(name) is not None
+    if all((members_of(each) is not None) == in_chain for each in drafters):
+        return dict(options)
+    return {key: value for key, value in options.items() if ("." in key) == in_chain}
+
+
+def _widest(widths: Sequence[int | None]) -> int | None:
+    """The largest number; none where a drafter's own is wanted as well."""
+    numbers = [width for width in widths if width is not None]
+    return max(numbers, default=None) if len(numbers) == len(widths) else None
 
 
 def _run(

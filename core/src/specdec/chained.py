@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Name = str | os.PathLike[str]
     Load = Callable[["Found", Mapping[str, Any]], LoadedDrafter]
 
-__all__ = ["Found", "check_options", "load_chain", "members_of"]
+__all__ = ["Found", "check_members", "load_chain", "members_of"]
 
 _NOT_IN_A_CHAIN = ("auto", "none")
 
@@ -64,15 +65,23 @@ def members_of(drafter: Name | Sequence[Name]) -> list[Name] | None:
     if isinstance(drafter, os.PathLike):
         return None
     if isinstance(drafter, str):
-        if "," not in drafter or Path(drafter).exists():
+        if not drafter.strip():
+            raise OptionError(f"drafter {drafter!r} is empty; give a kind or a folder")
+        if "," not in drafter or _exists(drafter):
             return None
         names: list[Name] = [name.strip() for name in drafter.split(",")]
     else:
         names = list(drafter) if isinstance(drafter, Sequence) else [drafter]
+    if not names:
+        what = type(drafter).__name__
+        raise OptionError(f"drafter is an empty {what}; give a kind or a folder, or none at all")
     for name in names:
         if not isinstance(name, str | os.PathLike):
-            raise OptionError(f"drafter {one_line(repr(name))} is no name; give a kind or a folder")
-    shown = ",".join(os.fspath(name) for name in names)
+            shown = one_line(reprlib.repr(name))
+            raise OptionError(
+                f"drafter {shown} is no name; give a kind or a folder; a model is a draft_model"
+            )
+    shown = one_line(",".join(os.fspath(name) for name in names))
     if not all(os.fspath(name) for name in names):
         raise OptionError(f"drafter {shown!r} has an empty name; write a chain as ngram,mtp")
     if len(names) < 2:
@@ -82,6 +91,13 @@ def members_of(drafter: Name | Sequence[Name]) -> list[Name] | None:
             raise OptionError(f"drafter {shown!r}: {name} cannot stand in a chain; name drafters")
     _check_once([os.fspath(name) for name in names], shown)
     return names
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # it is longer than any file's
+        return False
 
 
 def load_chain(
@@ -99,8 +115,6 @@ def load_chain(
         OptionError: one member twice, an option of no member, or a member that cannot stand in a
             chain. What ``load`` raises passes through; those that were loaded are closed.
     """
-    shown = ",".join(os.fspath(each.name) for each in members)
-    _check_once([f"{each.kind} {each.path and each.path.resolve()}" for each in members], shown)
     own = _options(members, options)
     loaded: list[LoadedDrafter] = []
     try:
@@ -112,35 +126,54 @@ def load_chain(
                 each.close()
         raise
     width = max(each.num_draft_tokens for each in loaded)
+    labels = [one_line(label) for label in _labels(members)]
     provider = ChainProvider(
-        [ChainMember(each.kind, each.provider, each.num_draft_tokens) for each in loaded]
+        [
+            ChainMember(label, each.provider, each.num_draft_tokens)
+            for label, each in zip(labels, loaded, strict=True)
+        ]
     )
-    name = ",".join(each.kind for each in loaded)
-    return tried(name, LoadedDraft(provider, width, width), target, "specdec")
+    return tried(",".join(labels), LoadedDraft(provider, width, width), target, "specdec")
 
 
-def check_options(members: Sequence[Found], options: Iterable[str]) -> None:
-    """Check that every option says which member it is of.
+def check_members(members: Sequence[Found], options: Iterable[str]) -> None:
+    """Check that members are different drafters, and that every option says whose it is.
 
     Raises:
-        OptionError: one does not, or it names no member, or several.
+        OptionError: one drafter twice, or an option that names no member, or several.
     """
     _options(members, dict.fromkeys(options))
 
 
 def _options(members: Sequence[Found], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    shown = one_line(",".join(os.fspath(each.name) for each in members))
+    _check_once([f"{each.kind} {each.path and each.path.resolve()}" for each in members], shown)
     own: list[dict[str, Any]] = [{} for _ in members]
-    known = ", ".join(f"{each.called[-1]}." for each in members)
+    known = [f"{label}." for label in _labels(members)]
     for option, value in options.items():
         called, _, name = option.rpartition(".")
         places = [place for place, each in enumerate(members) if called in each.called]
+        if called and name and not places:
+            members_are = ", ".join(each.removesuffix(".") for each in known)
+            raise OptionError(
+                f"option {option}: {called} is no member of the chain; its members are "
+                f"{members_are}"
+            )
         if len(places) != 1 or not name:
             raise OptionError(
                 f"option {option} does not say which drafter of the chain it is of; "
-                f"begin it with one of {known}"
+                f"begin it with one of {', '.join(known)}"
             )
+        if name in own[places[0]]:
+            raise OptionError(f"option {option} is given under two names of its drafter; give one")
         own[places[0]][name] = value
     return own
+
+
+def _labels(members: Sequence[Found]) -> list[str]:
+    """What to call members by: their kinds, or as they were given where a kind repeats."""
+    kinds = [each.kind for each in members]
+    return [each.kind if kinds.count(each.kind) == 1 else each.called[0] for each in members]
 
 
 def _check_once(names: Sequence[str], shown: str) -> None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from attrs import frozen
 
 from specdec.drafters import bind_target, load_drafter
-from specdec.errors import OptionError, SpecdecError, one_line
+from specdec.errors import OptionError, PluginError, SpecdecError, one_line
 from specdec.plugins import DeclaresNativeDraft, default_registry
 from specdec.targets import MlxLmTarget
 
@@ -73,7 +73,7 @@ class DrafterFit:
 
     Attributes:
         kind: its kind.
-        fits: whether it can be loaded; ``None`` where that takes a folder.
+        fits: whether it can be loaded; ``None`` where it was not tried.
         message: why not, or what it takes.
     """
 
@@ -279,6 +279,11 @@ def _drafters(
             fits.append(DrafterFit(name, None, "give its folder with --drafter"))
         else:
             fits.append(_tried(model, tokenizer, name))
+    if native is not None and native not in default_registry().kinds:
+        try:
+            default_registry().select(kind=native)
+        except PluginError as error:
+            fits.append(DrafterFit(native, None, f"the model declares a head of it; {error}"))
     return tuple(fits)
 
 

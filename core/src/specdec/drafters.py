@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from attrs import frozen
 
 from specdec.automatic import AUTO, load_automatic
-from specdec.chained import Found, check_options, load_chain, members_of
-from specdec.errors import ArtifactError, OptionError
+from specdec.chained import Found, check_members, load_chain, members_of
+from specdec.errors import ArtifactError, OptionError, UnknownKindError
 from specdec.models import download, is_hub_id
-from specdec.pairing import LoadedDrafter, check_adapters, tried
+from specdec.pairing import LoadedDrafter, check_adapters, check_number, tried
 from specdec.plugins import Artifact, DeclaresNativeDraft, LoadRequest, default_registry
+from specdec.plugins.known import missing_for
 from specdec.plugins.models import find_model
 from specdec.targets import MlxLmTarget
 
@@ -106,7 +107,7 @@ def load_drafter(
     Warns:
         SpecdecDrafterWarning: ``"auto"`` passed something over that the model brings along.
     """
-    _check_number(num_draft_tokens)
+    check_number(num_draft_tokens)
     chosen, path = check_drafter(drafter, kind, options)
     target = bind_target(model, tokenizer)
     pairing = _Pairing(target, tokenizer, num_draft_tokens)
@@ -133,12 +134,17 @@ def load_draft_model(
         num_draft_tokens: the most drafts a round.
 
     Raises:
-        UnknownKindError: the plugin that drafts with models is not installed.
         OptionError: it is no model, or a number that makes no sense.
-        SpecdecError: it cannot draft for this model.
+        SpecdecError: it cannot draft for this model, or the plugin for that is not installed.
     """
-    _check_number(num_draft_tokens)
-    kind = default_registry().select(kind=_DRAFT_MODEL)
+    check_number(num_draft_tokens)
+    if not hasattr(draft_model, "named_modules"):
+        what = type(draft_model).__name__
+        raise OptionError(f"draft_model is a {what}; give what mlx_lm.load returned first")
+    try:
+        kind = default_registry().select(kind=_DRAFT_MODEL)
+    except UnknownKindError as error:
+        raise missing_for("draft_model", _DRAFT_MODEL, error) from error
     pairing = _Pairing(bind_target(model, tokenizer), tokenizer, num_draft_tokens)
     return pairing.make(kind, None, {"model": draft_model})
 
@@ -179,18 +185,9 @@ def check_drafter(
     for name in names:
         chosen, path = _found(name)
         members.append(Found(name, NATIVE if chosen is None else chosen.name, path))
-    if all(each.kind != NATIVE for each in members):  # its kind is known once the model is
-        check_options(members, options)
+    known = all(each.kind != NATIVE for each in members)  # that is known once the model is
+    check_members(members, options if known else ())
     return None, None
-
-
-def _check_number(num_draft_tokens: object) -> None:
-    if num_draft_tokens is not None and (
-        not isinstance(num_draft_tokens, int)
-        or isinstance(num_draft_tokens, bool)
-        or num_draft_tokens < 1
-    ):
-        raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
 
 
 @frozen
@@ -210,9 +207,7 @@ class _Pairing:
     def load(self, found: Found, options: Mapping[str, Any]) -> LoadedDrafter:
         """Load a member of a chain."""
         kind = default_registry().select(kind=found.kind)
-        if found.native:
-            return self.brought_along(kind, None, options)
-        return self.make(kind, found.path, options)
+        return self.make(kind, found.path, options, native=found.native)
 
     def brought_along(
         self, kind: DraftKind, path: Path | None, options: Mapping[str, Any] | None = None

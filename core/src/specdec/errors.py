@@ -32,10 +32,11 @@ Each message is one line: what happened, what was given, what to do. The tree::
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "AdapterError",
@@ -65,14 +66,37 @@ __all__ = [
     "UnrecognizedArtifactError",
     "UnsupportedModelError",
     "UnsupportedOptionError",
+    "blamed_on",
     "one_line",
 ]
 
 _LONGEST_LINE = 400
+_BLAMED = "in the drafter "
 
 
-def one_line(what: object) -> str:
-    """Any text or exception as one line of bearable length, for messages and statistics."""
+@contextmanager
+def blamed_on(drafter: str) -> Iterator[None]:
+    """While the block runs, exceptions are of one drafter of several: a note of theirs says so.
+
+    Args:
+        drafter: its name; :func:`one_line` begins with it.
+    """
+    try:
+        yield
+    except Exception as error:
+        note = _BLAMED + drafter
+        if note not in getattr(error, "__notes__", ()):  # it may be raised again and again
+            error.add_note(note)
+        raise
+
+
+def one_line(what: object, longest: int = _LONGEST_LINE) -> str:
+    """Any text or exception as one line of bearable length, for messages and statistics.
+
+    Args:
+        what: the text; in front of an exception's stand its type and whom it is blamed on.
+        longest: characters, after which the rest is left out.
+    """
     try:
         text = " ".join(str(what).split())
     except Exception:  # an exception's own __str__ may raise
@@ -80,7 +104,10 @@ def one_line(what: object) -> str:
     if isinstance(what, BaseException):
         name = type(what).__name__
         text = f"{name}: {text}" if text else name
-    return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + " …"
+        notes = [note for note in getattr(what, "__notes__", ()) if isinstance(note, str)]
+        whose = [note.removeprefix(_BLAMED) for note in notes if note.startswith(_BLAMED)]
+        text = ": ".join([*whose, text])
+    return text if len(text) <= longest else text[:longest] + " …"
 
 
 class SpecdecError(Exception):

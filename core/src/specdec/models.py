@@ -13,6 +13,7 @@ from specdec.plugins.models import find_model, model_names
 __all__ = ["download", "is_hub_id", "load_model", "locate_adapter", "locate_model"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_SAID_BY_THE_HUB = 120  # characters: its messages are paragraphs
 _ADAPTER_FILES = ("adapter_config.json", "adapters.safetensors")
 
 
@@ -40,7 +41,8 @@ def download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:
         raise ArtifactError(
-            f"drafter {name} is no folder and cannot be had from the hub ({one_line(error)})"
+            f"drafter {name} is no folder and cannot be had from the hub "
+            f"({one_line(error, _SAID_BY_THE_HUB)}); check the name and the connection"
         ) from error
 
 
@@ -119,5 +121,6 @@ def load_model(name: str, *, adapter_path: str | os.PathLike[str] | None = None)
         loaded = mlx_lm.load(where, adapter_path=adapter)
     except Exception as error:
         what = name if adapter is None else f"{name} with adapter {adapter}"
-        raise ModelNotFoundError(f"model {what} cannot be loaded ({one_line(error)})") from error
+        said = one_line(error, _SAID_BY_THE_HUB) if is_hub_id(where) else one_line(error)
+        raise ModelNotFoundError(f"model {what} cannot be loaded ({said})") from error
     return loaded[0], loaded[1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 
 from specdec.contract import Greedy, PrefillMode, validate_provider
-from specdec.errors import AdapterError
+from specdec.errors import AdapterError, OptionError
 from specdec.verify.lane import DraftLane
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specdec.plugins import LoadedDraft
     from specdec.targets import Target
 
-__all__ = ["LoadedDrafter", "check_adapters", "tried"]
+__all__ = ["LoadedDrafter", "check_adapters", "check_number", "tried"]
 
 
 class LoadedDrafter:
@@ -84,6 +84,20 @@ def tried(name: str, loaded: LoadedDraft, target: Target, owner: str) -> LoadedD
         getattr(loaded.provider, "close", lambda: None)()
         raise
     return LoadedDrafter(name, loaded, target)
+
+
+def check_number(num_draft_tokens: object) -> None:
+    """Check a number of drafts a round, or none.
+
+    Raises:
+        OptionError: it is no positive whole number.
+    """
+    if num_draft_tokens is not None and (
+        not isinstance(num_draft_tokens, int)
+        or isinstance(num_draft_tokens, bool)
+        or num_draft_tokens < 1
+    ):
+        raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
 
 
 def check_adapters(provider: DraftProvider, kind: str, target: Target) -> None:

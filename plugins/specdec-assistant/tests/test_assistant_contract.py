@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import mlx.core as mx
 
 from specdec.testing import DraftRowContract, PluginContract
 from specdec_assistant.provider import Positions
@@ -59,3 +60,16 @@ class TestRowsOfASparseHead(DraftRowContract):
 
 class TestAssistantPlugin(PluginContract):
     distribution = "specdec-assistant"
+
+
+def test_where_no_likely_token_is_the_targets_any_may_be_drafted() -> None:
+    """A draw from nothing would be accepted whatever it is: its declared share of q is 0."""
+    model: Any = tiny_assistant(sparse=True, vocab_size=16).grouped._own.model
+    head, table = model.masked_embedding, model.embed_tokens
+    head._groups = mx.arange(16, dtype=mx.int32).reshape(4, 4)
+    head.centroids.weight = mx.stack([mx.full((24,), scale) for scale in (-1.0, -2.0, 1.0, 2.0)])
+    hidden = mx.stack([mx.ones((24,)), -mx.ones((24,))])  # the best groups: 12 to 15, 0 to 7
+    logits, ids = head(table, hidden, 8)
+    assert ids is None
+    assert mx.array_equal(logits[0], mx.zeros((8,))).item()
+    assert mx.allclose(logits[1], table.as_linear(hidden)[1, :8], atol=1e-5).item()

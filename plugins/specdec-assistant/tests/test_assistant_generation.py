@@ -21,7 +21,7 @@ from assistant_targets import (
     write_fitted,
     write_random,
 )
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from assistant_watched import borrowed
 from oracles.assistant_plain import PlainAssistant
 from scripted import drain, request, tiny_tokenizer
 
@@ -82,20 +82,6 @@ def test_texts_are_mlx_lms_in_a_batch_and_alone_with_the_same_drafts(
         with rows_of(name, folder, [prompt]) as [row]:
             assert list(row.emitted) == greedy(name, prompt)[:COUNT]
             assert (row.stats.drafted_per_position, row.stats.accepted_per_position) == together
-
-
-def borrowed(name: str, text: Sequence[int]) -> tuple[dict[str, tuple[Any, Any]], Any]:
-    """The keys and values of mlx-lm's caches after a text, and its last hidden state."""
-    model = model_of(name)
-    caches = make_prompt_cache(model)
-    hidden = model.model(mx.array([list(text)]), cache=caches)
-    kv = {}
-    for kind, wanted in (("full_attention", KVCache), ("sliding_attention", RotatingKVCache)):
-        held = [cache for cache in caches if type(cache) is wanted]
-        if held:
-            keys, values = held[-1].keys, held[-1].values
-            kv[kind] = (np.array(keys[0, :, : len(text)]), np.array(values[0, :, : len(text)]))
-    return kv, np.array(hidden[0, -1], np.float64)
 
 
 @pytest.mark.parametrize("name", TARGETS)

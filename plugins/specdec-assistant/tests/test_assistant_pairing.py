@@ -55,6 +55,17 @@ def test_what_a_gemmas_settings_tell_is_refused_when_it_is_loaded(tmp_path: Path
     assert "num_attention_heads is 3, but the target has 2 heads of keys" in said
 
 
+@pytest.mark.parametrize("lends", [{"full"}, {"sliding"}, set[str]()])
+def test_a_target_that_lends_too_little_is_refused_when_it_is_loaded(
+    lends: set[str], tmp_path: Path
+) -> None:
+    folder = CASES["whole"].write(tmp_path)
+    load(folder, Lender())
+    said = refused(TargetLacksError, folder, Lender(lends=frozenset(lends)))
+    missing = "sliding_attention" if "full" in lends else "full_attention"
+    assert f"K/V of a {missing} layer" in said
+
+
 def kv(heads: int, size: int, length: int = 3) -> tuple[mx.array, mx.array]:
     return mx.ones((1, heads, length, size)), mx.ones((1, heads, length, size))
 
@@ -71,6 +82,11 @@ def kv(heads: int, size: int, length: int = 3) -> tuple[mx.array, mx.array]:
         (AssistantDonors(None, kv(1, 32), (3,)), TargetLacksError, "sliding_attention"),
         (AssistantDonors(kv(2, 16), None, (3,)), TargetLacksError, "full_attention"),
         (AssistantDonors(kv(2, 16), kv(1, 32), (4,)), ContractError, "[3] tokens"),
+        (
+            AssistantDonors((kv(2, 16)[0], kv(2, 12)[1]), kv(1, 32), (3,)),
+            ArtifactError,
+            "head_dim is 16, but the target has 12 in values",
+        ),
     ],
 )
 def test_what_only_a_round_shows_is_refused_there_and_no_round_is_open(

@@ -15,7 +15,7 @@ from demo_texts import Asked, DemoTexts, draws
 from mlx_lm.generate import generate_step
 from scripted import drain, request
 
-from specdec import BatchGenerator, PrefixCache, VerifyGroup
+from specdec import PrefixCache, VerifyGroup
 from specdec.contract import ContextKind
 from specdec.grammar import Grammar
 from specdec.targets import MlxLmTarget
@@ -101,23 +101,7 @@ LATER = (
 
 
 def test_eight_rows_that_join_and_leave_get_what_they_get_alone() -> None:
-    found: dict[int, list[int | None]] = {}
-    last: dict[int, Any] = {}
-    with BatchGenerator(*BLOCK.demo(), drafter=BLOCK.load(), prefill_step_size=16) as generator:
-
-        def steps(count: int) -> None:
-            for _ in range(count):
-                for answer in generator.next()[1]:
-                    found.setdefault(answer.uid, []).append(answer.token)
-                    last[answer.uid] = answer
-
-        asked = {each.insert(generator): each for each in FIRST}
-        steps(9)
-        asked |= {each.insert(generator): each for each in LATER}
-        steps(60)
-    for uid, each in asked.items():
-        assert tuple(found[uid]) == each.expected(), each
-    assert last[next(iter(asked))].stats.accepted > 0
+    assert BLOCK.came_and_went(FIRST, LATER, after=9)[FIRST[0]].accepted > 0
 
 
 def test_a_prompt_from_the_prefix_cache_drafts_as_if_it_had_been_read(tmp_path: Path) -> None:

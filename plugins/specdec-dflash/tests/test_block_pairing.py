@@ -71,8 +71,8 @@ def test_the_kind_is_known_from_the_files_alone(tmp_path: Path) -> None:
 
 def test_another_kind_than_the_files_is_refused(tmp_path: Path) -> None:
     first, second = FIRST.write(tmp_path / "a"), SECOND.write(tmp_path / "b")
-    assert "is of kind dflash, not dflash2; give kind='dflash'" in loading(first, kind="dflash2")
-    assert "is of kind dflash2, not dflash; give kind='dflash2'" in loading(second, kind="dflash")
+    assert "is of kind dflash, not dflash2; name the kind dflash" in loading(first, kind="dflash2")
+    assert "is of kind dflash2, not dflash; name the kind dflash2" in loading(second, kind="dflash")
     (first / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     assert "is no block drafter's, not dflash" in loading(first, kind="dflash")
     with pytest.raises(UnrecognizedArtifactError):

@@ -201,7 +201,7 @@ def test_a_declaration_without_tensors_is_an_error_that_says_so(tmp_path: Path, 
 
 def test_a_checkpoint_without_any_of_it_says_that(tmp_path: Path) -> None:
     write(tmp_path, {"model.safetensors": MLX_TRUNK}, {"model_type": "qwen3"})
-    with pytest.raises(ArtifactError, match="neither declares nor holds a mtp head"):
+    with pytest.raises(ArtifactError, match="neither declares nor holds an mtp head"):
         find_head(tmp_path, HeadKind.MTP)
 
 

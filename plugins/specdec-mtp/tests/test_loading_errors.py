@@ -111,7 +111,7 @@ def test_a_target_of_another_size_is_refused(tmp_path: Path) -> None:
         folder = split_release(tmp_path / "split") if split else demo_folder()
         said = refused(ArtifactError, partial(load_drafter, folder, model))
         assert text in said
-        assert said.endswith("; a whole model drafts with kind=two-model") != split
+        assert said.endswith("; a whole model drafts as the kind two-model") != split
 
 
 def test_a_head_whose_tensors_do_not_fit_its_config_is_refused(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
         _with("fc.scales", 64, 0),
         "fc.weight has shape (64, 128) and fc.scales has shape (64, 0), which is no packing",
     ),
-    "no joint weight": (_without("fc.weight"), "no tensors of a mtp head are there"),
+    "no joint weight": (_without("fc.weight"), "no tensors of an mtp head are there"),
 }
 
 
@@ -277,11 +277,11 @@ def test_a_target_that_declares_none_is_one_line_everywhere(
     edited(folder, lambda config: config["text_config"].pop("mtp_num_hidden_layers"))
     model, tokenizer = mlx_lm.load(str(folder))
     said = refused(ArtifactError, lambda: load_drafter("mtp", model, tokenizer))
-    assert f"{folder} neither declares nor holds a mtp head" in said
+    assert f"{folder} neither declares nor holds an mtp head" in said
     refused(UnrecognizedArtifactError, lambda: load_drafter("native", model, tokenizer))
     asked = ("generate", "--model", str(folder), "--prompt", "x", "--drafter")
     assert "neither declares nor holds" in command(capsys, *asked, "mtp")
-    assert "declares no head of its own" in command(capsys, *asked, "native")
+    assert "declares no drafter of its own" in command(capsys, *asked, "native")
     status = main(("detect", str(folder)))
     out, err = capsys.readouterr()
     assert (status, err.count("\n")) == (2, 1)

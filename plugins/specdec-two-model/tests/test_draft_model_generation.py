@@ -106,25 +106,10 @@ LATER = (
 
 
 def test_eight_rows_that_join_and_leave_get_what_they_get_alone() -> None:
-    found: dict[int, list[int | None]] = {}
-    last: dict[int, Any] = {}
-    with BatchGenerator(*DRAFT.demo(), drafter=DRAFT.load(), prefill_step_size=16) as generator:
-
-        def steps(count: int) -> None:
-            for _ in range(count):
-                for answer in generator.next()[1]:
-                    found.setdefault(answer.uid, []).append(answer.token)
-                    last[answer.uid] = answer
-
-        asked = {each.insert(generator): each for each in FIRST}
-        steps(7)
-        asked |= {each.insert(generator): each for each in LATER}
-        steps(60)
-    for uid, each in asked.items():
-        assert tuple(found[uid]) == each.expected(), each
-        if each == LATER[2]:
-            alone = DRAFT.drafted(each.prompt, DRAFT.load(), each.depth, max_tokens=each.budget)
-            assert last[uid].stats.accepted == alone.stats.accepted > 0
+    stats = DRAFT.came_and_went(FIRST, LATER, after=7)
+    beside = LATER[2]
+    alone = DRAFT.drafted(beside.prompt, DRAFT.load(), beside.depth, max_tokens=beside.budget)
+    assert stats[beside].accepted == alone.stats.accepted > 0
 
 
 def _limited(limit: int) -> LoadedDrafter:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.embedding import Embedding
 from tiny_models import OwnCache, build_model, random_state, tiny_model
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from specdec import load_drafter, load_model
 from specdec.errors import ArtifactError, OptionError, SpecdecError
@@ -21,7 +24,7 @@ from specdec_two_model.loading import CPU_WIDTH, GPU_WIDTH, load_draft_model
 from specdec_two_model.tokenizers import TEXT, check_tokenizers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from specdec.plugins import LoadedDraft
@@ -121,6 +124,11 @@ def test_damaged_folders_are_refused_in_one_line(
         file.write_text("{")
     assert "check_tokenizer=False" in refusal(lambda: asked(target, folder))
     asked(target, folder, check_tokenizer=False)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    assert "gives no ids" in refusal(lambda: asked(target, folder)), (
+        "transformers makes an empty one"
+    )
 
 
 def test_options_that_make_no_sense_are_refused(
@@ -129,7 +137,9 @@ def test_options_that_make_no_sense_are_refused(
     def said(path: Path | None = folder, **options: Any) -> str:
         return refusal(lambda: asked(target, path, **options), OptionError)
 
-    assert "its options are model, tokenizer, check_tokenizer" in said(probe=False)
+    assert said(probe=False).endswith(
+        "no option probe; its options are check_tokenizer, max_context, bits, group_size"
+    )
     assert "check_tokenizer is 'no'" in said(check_tokenizer="no")
     assert "max_context is 0" in said(max_context=0)
     assert "max_context is True" in said(max_context=True)
@@ -138,6 +148,9 @@ def test_options_that_make_no_sense_are_refused(
     model = tiny_model("llama")
     assert "give one of the two" in said(model=model)
     assert "model is a str" in said(None, model="llama")
+    assert "model is a type" in said(None, model=type(model))
+    assert "model is a Embedding" in said(None, model=Embedding(4, 4))
+    assert "model is a tuple" in said(None, model=(model, None))
     assert "a model that you hold" in said(None, model=model, bits=4)
     assert "give tokenizer=" in said(None, model=model, check_tokenizer=True)
     without = refusal(lambda: asked((target[0], None), folder), OptionError)
@@ -206,6 +219,67 @@ def test_every_script_of_the_text_is_looked_at() -> None:
             check_tokenizers("a draft model", _Words(), _Words((sample, 1_000_000)))
     assert "\n\n\n" in TEXT
     assert "   " in TEXT
+
+
+_SPLIT = r"""(?i:'t|'ll|'re)|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
+_JOINED = ("1 2", "12 3", "' T", "Ċ Ċ", "Ġ Ġ", "Ġ Ċ", "Ċ ĠĊ", "e Ì", "eÌ ģ", "! Ċ")
+
+
+def _tokenizer(split: str = _SPLIT, added: Sequence[str] = (), **normalizer: Any) -> Any:
+    """Bytes, some joined pieces, and tokens that were added; changes do not move other ids."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(p.replace(" ", "") for p in _JOINED)]
+    merges = [(piece.split(" ")[0], piece.split(" ")[1]) for piece in _JOINED]
+    made = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    if normalizer:
+        made.normalizer = normalizer["by"]
+    made.add_special_tokens(list(added))
+    made_fast: Any = PreTrainedTokenizerFast
+    return made_fast(tokenizer_object=made)
+
+
+OTHER_TOKENIZERS: dict[str, dict[str, Any]] = {
+    "two digits together": {"split": _SPLIT.replace(r"\p{N}|", r"\p{N}{1,2}|")},
+    "three digits together": {"split": _SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")},
+    "small contractions alone": {"split": _SPLIT.replace("?i:", "?:")},
+    "marks with their letters": {"split": _SPLIT.replace(r"\p{L}+", r"[\p{L}\p{M}]+", 1)},
+    "lines one by one": {"split": _SPLIT.replace(r"\s*[\r\n]+", r"[\r\n]")},
+    "blanks with what follows": {"split": _SPLIT.replace(r"|\s+(?!\S)", "")},
+    "composed": {"by": normalizers.NFC()},
+    "decomposed": {"by": normalizers.NFD()},
+    "compatible": {"by": normalizers.NFKC()},
+    "one kind of blank": {"by": normalizers.Replace("\u00a0", " ")},
+    "wide blanks": {"by": normalizers.Replace("\u3000", " ")},
+    "without invisible characters": {"by": normalizers.Replace("\u200b", "")},
+    "straight quotes": {"by": normalizers.Replace("\u2019", "'")},
+    "lines of one kind": {"by": normalizers.Replace("\r\n", "\n")},
+}
+
+
+@pytest.mark.parametrize("other", OTHER_TOKENIZERS)
+def test_a_tokenizer_of_the_same_pieces_that_cuts_or_normalises_otherwise_is_refused(
+    other: str,
+) -> None:
+    with pytest.raises(ArtifactError, match="another tokenizer: token"):
+        check_tokenizers("a draft model", _tokenizer(), _tokenizer(**OTHER_TOKENIZERS[other]))
+
+
+def test_special_tokens_of_the_same_text_must_have_the_same_id() -> None:
+    names = ["<|start|>", "<|end|>"]
+    target = _tokenizer(added=names)
+    for same in (_tokenizer(added=names), _tokenizer(), _tokenizer(added=[*names, "<|more|>"])):
+        check_tokenizers("a draft model", target, same)
+        check_tokenizers("a draft model", same, target)
+    with pytest.raises(ArtifactError) as caught:
+        check_tokenizers("a draft model", target, _tokenizer(added=names[::-1]))
+    first = target.convert_tokens_to_ids("<|start|>")
+    assert f"'<|start|>' is token {first} for the target, but {first + 1} for" in str(caught.value)
 
 
 def test_how_far_a_model_reads_is_told_by_its_config_its_table_or_the_user() -> None:

@@ -183,6 +183,61 @@ def test_a_long_chosen_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert rows.draft([5, 5], [3, 3]) == [greedy(target.model, text, 3) for text in texts]
 
 
+@pytest.mark.parametrize("kind", ["sliding", "recurrent"])
+def test_a_history_that_comes_in_one_chunk_is_read_in_pieces(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.drafting.model_live._WHOLE", 4)
+    provider, target = own_drafter(kind)
+    widths: list[int] = []
+    forward = MlxLmTarget.forward
+
+    def watched(self: Any, ids: mx.array, *rest: Any, **more: Any) -> Any:
+        widths.append(ids.shape[1])
+        return forward(self, ids, *rest, **more)
+
+    history = [(3 * at + 1) % V for at in range(11)]
+    with monkeypatch.context() as patch:
+        patch.setattr(MlxLmTarget, "forward", watched)
+        kept = cold(provider, target, history)
+    assert widths == [4, 4, 3]
+    rows = DrivenRows(provider, target, [kept])
+    assert rows.draft([5], [3]) == [greedy(target.model, [*history, 5], 3)]
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding", "recurrent", "hybrid"])
+def test_what_a_row_declares_in_a_batch_is_what_it_declares_alone_to_the_bit(kind: str) -> None:
+    provider, target = own_drafter(kind)
+    hot = SamplingOptions(temp=1.1, acceptance="rejection")
+    texts = [list(FIRST), list(SECOND), list(THIRD)]
+    rows = opened(provider, target, texts, options=[hot] * 3, seeds=[1, 2, 3])
+    alone = [
+        opened(provider, target, [text], options=[hot], seeds=[seed])
+        for seed, text in enumerate(texts, 1)
+    ]
+    pending = [text[-1] for text in texts]
+    for number, depths in enumerate(((6, 2, 0), (0, 0, 0), (1, 3, 4), (2, 5, 1), (3, 3, 3))):
+        found = rows.proposed(pending, depths)
+        drafts = found.tokens if isinstance(found, Proposal) else found
+        accepted = [min(depth, (number + row) % 7) for row, depth in enumerate(depths)]
+        for row, (lone, depth) in enumerate(zip(alone, depths, strict=True)):
+            own = lone.proposed([pending[row]], [depth])
+            if depth:
+                assert isinstance(found, Proposal)
+                assert isinstance(own, Proposal)
+                assert found.logq is not None
+                assert own.logq is not None
+                assert drafts[row] == own.tokens[0]
+                got, want = found.logq[row, :depth], own.logq[0]
+                assert mx.allclose(mx.exp(want).sum(-1), mx.ones(depth), atol=1e-5).item()
+                on_cpu = mx.default_device().type == mx.cpu
+                close = 0.0 if on_cpu else 1e-3
+                assert mx.allclose(got, want, rtol=close, atol=close).item(), (number, row)
+            lone.commit([accepted[row]])
+        rows.commit(accepted)
+        pending = [(3 * number + row) % V for row in range(3)]
+
+
 # The context of the draft model.
 
 
@@ -338,6 +393,12 @@ def test_checkpoints_that_do_not_fit_are_refused() -> None:
     refused("unread token", metadata={**metadata, "unread": V})
     refused("unread token", metadata={**metadata, "unread": True})
     refused("ended is", metadata={**metadata, "ended": 0})
+    for name in ("unread", "tokens", "ended"):
+        wrong = evolve(attachment, metadata={**metadata, name: "[\n" * 5000})
+        with pytest.raises(CheckpointError) as caught:
+            rows.group.prepare_append([evolve(good, attachment=wrong)])
+        assert len(str(caught.value).splitlines()) == 1
+        assert len(str(caught.value)) < 600
     refused("says", metadata={**metadata, "tokens": 4})
     refused("does not say", metadata={**metadata, "caches": 3})
     refused("cannot be used", metadata={**metadata, "caches": "["})
@@ -355,6 +416,16 @@ def test_checkpoints_that_do_not_fit_are_refused() -> None:
         rows.group.prepare_append([None])
     rows.group.prepare_append([good]).commit()
     assert rows.group.row_count == 2
+
+
+def test_a_checkpoint_that_goes_on_behind_the_draft_models_context_is_refused() -> None:
+    longer, shorter = (tiny_draft_model("positions", limit=limit) for limit in (9, 8))
+    target = target_of(longer)
+    kept = cold(longer, target, [*THIRD, 1])
+    rows = opened(shorter, target, [SECOND])
+    moved = evolve(kept, namespace=shorter.grouped.checkpoint_namespace)
+    with pytest.raises(CheckpointError, match="has read 9 tokens, but the draft model reads 8"):
+        rows.group.prepare_append([moved])
 
 
 def test_a_context_of_the_target_is_refused() -> None:

@@ -27,7 +27,8 @@ SCHEMA: Final = "chain-1"
 
 def namespace_of(namespaces: Sequence[str]) -> str:
     """The namespace of a chain of members with these; their order counts."""
-    return f"{SCHEMA}:{'+'.join(namespaces)}"
+    told = [each.replace("%", "%25").replace("+", "%2B") for each in namespaces]
+    return f"{SCHEMA}:{'+'.join(told)}"
 
 
 def join(checkpoints: Sequence[RowCheckpoint], namespace: str) -> RowCheckpoint:

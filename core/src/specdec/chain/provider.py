@@ -18,7 +18,7 @@ from specdec.contract import (
     Sampled,
     SupportsConsume,
 )
-from specdec.errors import CheckpointError, OptionError
+from specdec.errors import CheckpointError, OptionError, blamed_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,7 +152,8 @@ class ChainGroups:
             vocabularies = self._vocabularies(target)
             for member, rows, ids in zip(self._members, own, vocabularies, strict=True):
                 listed = None if ids is None else mx.array(list(ids), mx.int32)
-                group = make(member, rows, ids)
+                with blamed_on(member.name):
+                    group = make(member, rows, ids)
                 opened.append(OpenMember(member.name, group, member.width, listed))
         except BaseException:
             with suppress(Exception):  # the cause is raised

@@ -16,7 +16,13 @@ from attrs import frozen
 from specdec.chain.turn import Turn
 from specdec.contract import SupportsDeviceDraft, SupportsPreview, SupportsStandDown
 from specdec.drafting import Asked, checks
-from specdec.errors import ClosedError, ContractError, NoOpenRoundError, RoundOpenError
+from specdec.errors import (
+    ClosedError,
+    ContractError,
+    NoOpenRoundError,
+    RoundOpenError,
+    blamed_on,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +52,16 @@ class OpenMember:
     @property
     def stood_down(self) -> Sequence[str | None]:
         """Per row why this member drafts nothing for it from now on, or ``None``."""
+        rows = self.group.row_count
         if isinstance(self.group, SupportsStandDown):
-            return self.group.stood_down
-        return [None] * self.group.row_count
+            with blamed_on(self.name):
+                return checks.row_reasons(self.group.stood_down, rows)
+        return [None] * rows
+
+    def call(self, verb: str, *given: Any) -> Any:
+        """Call a verb of the group; what it raises is blamed on the member."""
+        with blamed_on(self.name):
+            return getattr(self.group, verb)(*given)
 
 
 class ChainRounds:
@@ -145,7 +158,7 @@ class ChainRounds:
         asked = turn.asked
         if not any(own):
             return None
-        device = member.group.draft_device(asked.pending, own, asked.steps)
+        device = member.call("draft_device", asked.pending, own, asked.steps)
         if device is None:
             return None
         self._asking = False
@@ -164,9 +177,11 @@ class ChainRounds:
             own = self._depths(turn, number)
             if not any(own):
                 continue
-            if not isinstance(each.group, SupportsPreview):
+            asked = zip(turn.asked.depths, own, strict=True)
+            left_out = any(depth and not mine for depth, mine in asked)
+            if left_out or not isinstance(each.group, SupportsPreview):
                 return None
-            seen = each.group.preview(turn.asked.pending, own, turn.asked.steps)
+            seen: mx.array | None = each.call("preview", turn.asked.pending, own, turn.asked.steps)
             if seen is not None or len(own) != 1:
                 return seen
         return None
@@ -194,7 +209,7 @@ class ChainRounds:
             if number in turn.members:
                 mine = [winner == number for winner in turn.winners]
                 own = [count if my else 0 for my, count in zip(mine, counts, strict=True)]
-                self._members[number].group.commit(own, part)
+                self._members[number].call("commit", own, part)
                 rest = [[] if my else ids for my, ids in zip(mine, kept, strict=True)]
                 self._read(number, rest, None if part is None else part[:, 1:])
             else:
@@ -209,7 +224,7 @@ class ChainRounds:
             return
         padded = [[*map(int, ids), *[0] * (longest - len(ids))] for ids in chunks]
         own = None if context is None else context[:, :longest]
-        self._members[number].group.consume(mx.array(padded, mx.int32), own, lengths)
+        self._members[number].call("consume", mx.array(padded, mx.int32), own, lengths)
 
     def _begin(
         self, verb: str, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int]
@@ -247,7 +262,7 @@ class ChainRounds:
         if not any(own):
             return
         member, asked = self._members[number], turn.asked
-        proposal = member.group.draft(list(asked.pending), own, list(asked.steps))
+        proposal = member.call("draft", list(asked.pending), own, list(asked.steps))
         turn.take(number, member.name, proposal, own)
 
     @property

@@ -9,13 +9,14 @@ Shapes: B rows, L positions, W = 1 + the longest draft, d drafts.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec.chain.attachment import join, split
 from specdec.chain.rounds import ChainRounds
 from specdec.contract import Swap, check_keep
 from specdec.drafting import checks
-from specdec.errors import CheckpointError
+from specdec.errors import CheckpointError, blamed_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -90,12 +91,21 @@ class ChainRows:
     @property
     def stood_down(self) -> list[str | None]:
         """Why rows draft nothing from now on: those that every member has stood down for."""
-        reasons: list[str | None] = []
-        for said in zip(*(each.stood_down for each in self._members), strict=True):
-            names = zip(self._members, said, strict=True)
-            why = [f"{each.name}: {reason}" for each, reason in names if reason is not None]
-            reasons.append("; ".join(why) if len(why) == len(self._members) else None)
-        return reasons
+        whole = len(self._members)
+        return ["; ".join(why) if len(why) == whole else None for why in self._whys(": ")]
+
+    @property
+    def remarks(self) -> list[str | None]:
+        """Which members have stood down for rows that the others draft for."""
+        return ["; ".join(why) or None for why in self._whys(" stood down: ")]
+
+    def _whys(self, between: str) -> list[list[str]]:
+        """Per row what the members say that have stood down for it, behind their names."""
+        said = [[(each.name, why) for why in each.stood_down] for each in self._members]
+        return [
+            [f"{name}{between}{why}" for name, why in row if why is not None]
+            for row in zip(*said, strict=True)
+        ]
 
     # Membership.
 
@@ -106,7 +116,7 @@ class ChainRows:
         prepared: list[Any] = []
         try:
             for each, joining in zip(self._members, own, strict=True):
-                prepared.append(each.group.prepare_append(joining))
+                prepared.append(each.call("prepare_append", joining))
         except BaseException:
             with suppress(Exception):  # the cause is raised
                 call_all([change.discard for change in prepared])
@@ -114,8 +124,9 @@ class ChainRows:
 
         def commit() -> None:
             if not self._rounds.closed:
-                for change in prepared:
-                    change.commit()
+                for each, change in zip(self._members, prepared, strict=True):
+                    with blamed_on(each.name):
+                        change.commit()
 
         return Swap(commit, lambda: call_all([change.discard for change in prepared]))
 
@@ -130,18 +141,18 @@ class ChainRows:
         self._rounds.between("filter_rows")
         check_keep(keep, self.row_count)
         for each in self._members:
-            each.group.filter_rows(list(keep))
+            each.call("filter_rows", list(keep))
 
     def capture(self, row: int, /) -> RowCheckpoint:
         """All members' state of a row; see the contract."""
         self._rounds.between("capture")
         place = checks.row_number("capture", row, self.row_count)
-        return join([each.group.capture(place) for each in self._members], self._namespace)
+        return join([each.call("capture", place) for each in self._members], self._namespace)
 
     def close(self) -> None:
         """Close every member's group, also where one of them raises."""
         self._rounds.close()
-        call_all([each.group.close for each in self._members])
+        call_all([partial(each.call, "close") for each in self._members])
 
     # Reading.
 
@@ -151,13 +162,13 @@ class ChainRows:
         checks.check_token_array("prefill", tokens, self.row_count)
         self._shared.check("prefill", context, self.row_count, tokens.shape[1])
         for number, each in enumerate(self._members):
-            each.group.prefill(tokens, self._shared.part(number, context))
+            each.call("prefill", tokens, self._shared.part(number, context))
 
     def materialize(self) -> None:
         """Evaluate what members restored or read."""
         self._rounds.check_open("materialize")
         for each in self._members:
-            each.group.materialize()
+            each.call("materialize")
 
     def consume(
         self, tokens: mx.array, context: mx.array | None, lengths: Sequence[int], /
@@ -174,7 +185,7 @@ class ChainRows:
         counts = checks.row_ints("consume: lengths", lengths, [tokens.shape[1]] * self.row_count)
         self._shared.check("consume", context, self.row_count, max(counts, default=0))
         for number, each in enumerate(self._members):
-            each.group.consume(tokens, self._shared.part(number, context), counts)
+            each.call("consume", tokens, self._shared.part(number, context), counts)
 
     # Rounds.
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from attrs import define, evolve, field
 
 from specdec.contract import DeviceProposal, Proposal
-from specdec.errors import ContractError
+from specdec.errors import ContractError, blamed_on
 
 if TYPE_CHECKING:
     from specdec.drafting import Asked
@@ -122,7 +122,9 @@ class Turn:
                 for row in range(len(depths))
                 for token in read[row * width : row * width + own]
             ]
-            said = _lists(device.resolve(mine), most, f"resolve() of {name}")
+            with blamed_on(name):
+                read_by_it = device.resolve(mine)
+            said = _lists(read_by_it, most, f"resolve() of {name}")
             for row, draft in enumerate(said):
                 if self.winners[row] == member:
                     self.drafts[row] = draft
@@ -140,8 +142,9 @@ class Turn:
         return evolve(device, tokens=tokens, lengths=lengths, logq=logq, resolve=resolve)
 
     def _with_host_drafts(self, tokens: mx.array, width: int) -> mx.array:
-        """``[B, width]``: the device's ids, in rows that others won theirs."""
-        rows = [draft + [0] * (width - len(draft)) for draft in self.drafts]
+        """``[B, width]``: the device's ids, in rows that others won theirs; V for what is no id."""
+        ids = [[self._known(token) for token in draft] for draft in self.drafts]
+        rows = [draft + [0] * (width - len(draft)) for draft in ids]
         won = mx.array([bool(draft) for draft in self.drafts])[:, None]
         padded = mx.pad(tokens.astype(mx.int32), [(0, 0), (0, width - tokens.shape[1])])
         return mx.where(won, mx.array(rows, mx.int32), padded)

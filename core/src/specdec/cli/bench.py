@@ -74,18 +74,13 @@ def run_bench(args: argparse.Namespace) -> int:
     if args.max_tokens < 2:
         raise OptionError(f"--max-tokens is {args.max_tokens}; give 2 or more")
     prompts = read_prompts(args.prompts, args.limit)
+    from specdec.benchmark import compare, options_for
     from specdec.drafters import check_drafter
-    from specdec.plugins import default_registry
-
-    kinds = default_registry().kinds
-    drafters = args.drafter or [name for name, kind in kinds.items() if not kind.artifact]
-    drafters = [drafter for drafter in drafters if drafter != "none"]
-    for drafter in drafters:
-        check_drafter(drafter, options=options)
-
-    from specdec.benchmark import compare
     from specdec.models import load_model
 
+    drafters = _drafters(args.drafter)
+    for drafter in drafters:
+        check_drafter(drafter, options=options_for(drafter, drafters, options))
     model, tokenizer = load_model(args.model, adapter_path=args.adapter_path)
     if args.dtype:
         import mlx.core as mx
@@ -116,6 +111,23 @@ def run_bench(args: argparse.Namespace) -> int:
     return 1 if any(result.differing for result in results) else 0
 
 
+def _drafters(asked: list[str] | None) -> list[str]:
+    """What is timed: what was asked for, else all that need no folder."""
+    if asked is not None:
+        return [drafter for drafter in asked if drafter != "none"]
+    from specdec.plugins import default_registry
+
+    kinds = default_registry().kinds
+    found = [name for name, kind in kinds.items() if not kind.artifact]
+    if not found:
+        print(
+            "specdec: no drafter is timed: none that is installed works without a folder; name one "
+            "with --drafter (a folder, mtp, native), or pip install specdec-ngram",
+            file=sys.stderr,
+        )
+    return found
+
+
 def _widths(text: str) -> list[int | None]:
     if not text:
         return [None]
@@ -139,7 +151,7 @@ def read_prompts(name: str, limit: int | None = None) -> list[str]:
     text = read_text(where) if bundled is not None or name != "demo" else ""
     lines = text.removesuffix("\n").split("\n") if text else []  # JSON may hold other line ends
     if not lines:
-        known = ", ".join(prompt_names()) or "none"
+        known = ", ".join(prompt_names()) or "none; pip install specdec-demo brings some"
         raise OptionError(f"prompts {name}: nothing is there; give a file (bundled: {known})")
     prompts: list[str] = []
     for number, line in enumerate(lines, 1):

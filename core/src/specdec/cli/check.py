@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.options import add_adapter_path
+from specdec.errors import OptionError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
     from specdec.check import ModelReport, WidthReport
@@ -20,7 +21,10 @@ __all__ = ["add_parser", "run_check"]
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Register the command."""
     parser = subparsers.add_parser("check", help="try what specdec can do with a model")
-    parser.add_argument("model", help="a folder, a bundled model (demo) or a hub id")
+    parser.add_argument(
+        "model", nargs="?", help="a folder, a bundled model (demo) or a hub id; --model is the same"
+    )
+    parser.add_argument("--model", dest="named", metavar="MODEL", help=argparse.SUPPRESS)
     add_adapter_path(parser)
     parser.add_argument(
         "--drafter", help="a kind, a folder, auto or a chain, in place of all kinds"
@@ -43,13 +47,24 @@ def run_check(args: argparse.Namespace) -> int:
     from specdec.drafters import check_drafter
     from specdec.models import load_model
 
+    name = _model(args)
     if args.drafter is not None:
         check_drafter(args.drafter)
-    model, tokenizer = load_model(args.model, adapter_path=args.adapter_path)
+    model, tokenizer = load_model(name, adapter_path=args.adapter_path)
     report = check_model(model, tokenizer, drafter=args.drafter)
     print(json.dumps(_as_object(report), indent=2) if args.json else "\n".join(_lines(report)))
     refused = args.drafter is not None and not all(fit.fits for fit in report.drafters)
     return 1 if refused or not report.sound else 0
+
+
+def _model(args: argparse.Namespace) -> str:
+    """The model that is named, in place or, as other commands have it, with ``--model``."""
+    names: set[str] = {args.model, args.named} - {None}
+    if len(names) > 1:
+        raise OptionError(f"there are two models, {args.model} and {args.named}; give one")
+    if not names:
+        raise OptionError("no model is named; give a folder, a bundled model (demo) or a hub id")
+    return names.pop()
 
 
 def _lines(report: ModelReport) -> Iterator[str]:

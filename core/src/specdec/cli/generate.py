@@ -187,7 +187,8 @@ def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
         lines.append(f"drafter: none ({stats.reason})")
     else:
         why = f" ({stats.reason})" if stats.reason else ""
-        lines.append(f"drafter: {stats.drafter}, {stats.num_draft_tokens} drafts a round{why}")
+        drafts = "1 draft" if stats.num_draft_tokens == 1 else f"{stats.num_draft_tokens} drafts"
+        lines.append(f"drafter: {stats.drafter}, {drafts} a round{why}")
     lines.append(
         f"tokens: {stats.emitted} in {stats.target_forwards} forwards, "
         f"{stats.tokens_per_forward:.2f} per forward"

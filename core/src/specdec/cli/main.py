@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecdecError as error:
         print(f"specdec: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except Warning as warning:  # those that -W error made exceptions
+        print(f"specdec: {one_line(warning)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("specdec: interrupted", file=sys.stderr)
         return 130

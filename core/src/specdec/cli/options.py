@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 
+_AS_IN_PYTHON = {"True": True, "False": False}
 # What load_drafter takes itself; the commands have options of their own for it.
 _NOT_OF_A_KIND = ("drafter", "model", "tokenizer", "kind", "num_draft_tokens")
 
@@ -51,6 +52,8 @@ def add_drafter_options(parser: argparse.ArgumentParser) -> None:
 def drafter_options(args: argparse.Namespace) -> dict[str, Any]:
     """The drafter's settings; values are read as JSON where they are JSON, else as text.
 
+    Truth values may be written as Python does, since messages of plugins do so.
+
     Raises:
         OptionError: an option without a name or a value.
     """
@@ -58,13 +61,14 @@ def drafter_options(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.option:
         name, found, value = text.partition("=")
         if not name or not found:
-            raise OptionError(f"--option {text} has no value; write it as NAME=VALUE")
+            missing = "value" if name else "name"
+            raise OptionError(f"--option {text} has no {missing}; write it as NAME=VALUE")
         if name in _NOT_OF_A_KIND:
             raise OptionError(f"--option {name} is no setting of a drafter's kind")
         try:
             options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        except (ValueError, RecursionError):  # no JSON, or brackets within brackets without end
+            options[name] = _AS_IN_PYTHON.get(value, value)
     return options
 
 

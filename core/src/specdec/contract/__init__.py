@@ -26,6 +26,7 @@ from specdec.contract.rows import (
     SupportsConsume,
     SupportsDeviceDraft,
     SupportsPreview,
+    SupportsRemarks,
     SupportsStandDown,
 )
 from specdec.contract.sampling import (
@@ -77,6 +78,7 @@ __all__ = [
     "SupportsConsume",
     "SupportsDeviceDraft",
     "SupportsPreview",
+    "SupportsRemarks",
     "SupportsStandDown",
     "Swap",
     "TargetView",

@@ -40,6 +40,7 @@ __all__ = [
     "SupportsConsume",
     "SupportsDeviceDraft",
     "SupportsPreview",
+    "SupportsRemarks",
     "SupportsStandDown",
 ]
 
@@ -266,11 +267,26 @@ class SupportsConsume(Protocol):
 class SupportsStandDown(Protocol):
     """Optional: rows that will not be drafted for any more, such as behind a context limit.
 
-    A row that has stood down still takes every verb, and proposes nothing. The executor looks
-    after each draft, ends drafting for such a row alone, says why in its statistics, and lets it
-    leave the group before the next round.
+    The executor looks after each draft of the group, on the host or on the device. A row that has a
+    reason has proposed nothing in it and proposes nothing from then on, and still takes every verb;
+    the reason stays until the row leaves, follows ``filter_rows``, and is said again by a restored
+    row after its next draft at the latest. The executor ends drafting for that row alone, says the
+    reason in its statistics, and lets it leave the group before the next round.
     """
 
     @property
     def stood_down(self) -> Sequence[str | None]:
         """B entries: why a row drafts nothing from now on, in a few words; ``None`` if it does."""
+
+
+@runtime_checkable
+class SupportsRemarks(Protocol):
+    """Optional: what users should know of rows that are still drafted for.
+
+    The executor looks after each draft of the group and says it as the reason in the row's
+    statistics, until the group says something else or the row's drafting ends for another reason.
+    """
+
+    @property
+    def remarks(self) -> Sequence[str | None]:
+        """B entries: a few words, such as which part of the drafter has stopped, or ``None``."""

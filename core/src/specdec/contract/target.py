@@ -113,6 +113,14 @@ class AssistantRows(Protocol):
     def hidden_size(self) -> int:
         """Features of the final hidden, H."""
 
+    @property
+    def lends(self) -> frozenset[str]:
+        """Which donors there are: ``"sliding"``, ``"full"`` or both.
+
+        Known before there are rows, for caches as the model makes them; a row whose request asks
+        for others may lack one. In a group's view it may be read at any time.
+        """
+
     def embed(self, ids: mx.array) -> mx.array:
         """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target scales them."""
 

@@ -5,15 +5,13 @@ Shapes: B rows, L tokens, F features of a hidden state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import mlx.core as mx
 
-from specdec.errors import ContractError, RowIndexError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from specdec.errors import ContractError, RowIndexError, one_line
 
 __all__ = [
     "check_features",
@@ -24,6 +22,7 @@ __all__ = [
     "outside",
     "row_ints",
     "row_number",
+    "row_reasons",
     "row_tokens",
 ]
 
@@ -189,3 +188,26 @@ def outside(tokens: Sequence[int], vocab_size: int) -> int | None:
         if not 0 <= extreme < vocab_size:
             return extreme
     return None
+
+
+def row_reasons(said: object, rows: int, what: str = "stood_down") -> list[str | None]:
+    """Why a drafter drafts no more for some of its rows, or what it remarks of them; checked.
+
+    Args:
+        said: the group's ``stood_down``, or ``remarks``.
+        rows: rows that were drafted for.
+        what: which of the two.
+
+    Raises:
+        ContractError: it is no list of one text or ``None`` for each row.
+    """
+    if not isinstance(said, Sequence) or isinstance(said, str):
+        raise ContractError(f"{what} gave {one_line(repr(said))}; give a list, one per row")
+    if len(said) != rows:
+        entries = "entry" if len(said) == 1 else "entries"
+        raise ContractError(f"{what} gave {len(said)} {entries} for {rows} rows")
+    for place, reason in enumerate(said):
+        if reason is not None and not isinstance(reason, str):
+            shown = one_line(repr(reason))
+            raise ContractError(f"{what} gave {shown} for row {place}; give a reason, or None")
+    return list(said)

@@ -162,12 +162,13 @@ def _row(checkpoint: RowCheckpoint, vocab_size: int) -> ModelRow:
     if tokens != checkpoint.processed_tokens or type(tokens) is not int:
         raise CheckpointError(
             f"the checkpoint is of {checkpoint.processed_tokens} tokens, but its state says "
-            f"{tokens!r}; {_AGAIN}"
+            f"{one_line(repr(tokens))}; {_AGAIN}"
         )
     if type(unread) is not int or not -1 <= unread < vocab_size or (unread >= 0 and tokens < 2):
-        raise CheckpointError(f"the checkpoint's unread token is {unread!r}; {_AGAIN}")
+        said_unread = one_line(repr(unread))
+        raise CheckpointError(f"the checkpoint's unread token is {said_unread}; {_AGAIN}")
     if type(ended) is not bool:
-        raise CheckpointError(f"the checkpoint's ended is {ended!r}; {_AGAIN}")
+        raise CheckpointError(f"the checkpoint's ended is {one_line(repr(ended))}; {_AGAIN}")
     return ModelRow(tokens, unread if unread >= 0 else None, ended)
 
 

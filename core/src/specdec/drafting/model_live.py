@@ -146,15 +146,20 @@ class LiveModelRows:
     # Reading.
 
     def read_chunk(self, tokens: mx.array) -> None:
-        """Read ids ``[A, L]`` of a prompt, all of them in every row; evaluated."""
+        """Read ids ``[A, L]`` of a prompt, all of them in every row; evaluated.
+
+        A history that is read again comes in one piece, however long it is.
+        """
         self._catch_up()
-        state, width = self._live, tokens.shape[1]
-        state.begin_round(width, reading=len(self.places) == 1)  # a chunk is of one row
-        self._model.forward(self._known(tokens), state)
-        state.commit_round()
+        state = self._live
+        for begin in range(0, tokens.shape[1], _WHOLE):
+            ids = tokens[:, begin : begin + _WHOLE]
+            state.begin_round(ids.shape[1], reading=len(self.places) == 1)  # a chunk is of one row
+            self._model.forward(self._known(ids), state)
+            state.commit_round()
+            mx.eval(state.arrays())
         for row in self.places:
-            self.rows[row] = ModelRow(self.rows[row].tokens + width)
-        mx.eval(state.arrays())
+            self.rows[row] = ModelRow(self.rows[row].tokens + tokens.shape[1])
 
     def _catch_up(self) -> None:
         """Read what is unread alone."""

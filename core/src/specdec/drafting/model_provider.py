@@ -8,7 +8,7 @@ from specdec.drafting.choose import Chooser
 from specdec.drafting.model_attachment import SCHEMA, RowShapes
 from specdec.drafting.model_live import ModelSettings
 from specdec.drafting.model_rows import DraftModelRows
-from specdec.errors import ClosedError, UnsupportedModelError
+from specdec.errors import ClosedError, OptionError, UnsupportedModelError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ class DraftModelGroups:
         limit: positions that a row has at most, or ``None``.
 
     Raises:
+        OptionError: the model is not bound, or the limit is no positive whole number.
         UnsupportedModelError: the model's state cannot be rolled back.
     """
 
@@ -34,6 +35,7 @@ class DraftModelGroups:
     supports_adapters = True
 
     def __init__(self, model: Target, limit: int | None) -> None:
+        _check_arguments(model, limit)
         if model.no_speculation_reason is not None:
             raise UnsupportedModelError(
                 f"the model cannot draft: {model.no_speculation_reason}; give another one"
@@ -125,12 +127,13 @@ class DraftModelProvider:
 
     Args:
         name: for people.
-        model: bound as a target of its own.
+        model: the draft model, bound as a target of its own (``specdec.bind_target``).
         weight_bytes: of the model, or 0 where somebody else owns it.
         limit: positions that a row has at most, or ``None``. A model with a table of positions
             must have ``BEYOND`` more: rows go along with their neighbours.
 
     Raises:
+        OptionError: the model is not bound, or the limit is no positive whole number.
         UnsupportedModelError: the model's state cannot be rolled back.
     """
 
@@ -159,3 +162,14 @@ class DraftModelProvider:
     def close(self) -> None:
         """Let the model go."""
         self._grouped.release()
+
+
+def _check_arguments(model: object, limit: object) -> None:
+    if not (hasattr(model, "no_speculation_reason") and hasattr(model, "new_state")):
+        raise OptionError(
+            f"model is a {type(model).__name__} that is not bound; "
+            "give specdec.bind_target(draft_model)"
+        )
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        shown = one_line(repr(limit))
+        raise OptionError(f"limit is {shown}; give a positive whole number, or None for no limit")

@@ -87,9 +87,15 @@ class DraftModelRows:
             if self._choose is not None:
                 raise CheckpointError("a cold row cannot decode; read its prompt first")
             return ModelRow(), settings.model.new_state()
-        return restore(
+        row, state = restore(
             checkpoint, settings.namespace, settings.model, settings.shapes, self._vocab_size
         )
+        if state is not None and settings.limit is not None and row.read > settings.limit:
+            raise CheckpointError(
+                f"the checkpoint's row has read {row.read} tokens, but the draft model reads "
+                f"{settings.limit}; read the text again"
+            )
+        return row, state
 
     def filter_rows(self, keep: Sequence[int], /) -> None:
         """Keep rows, in the order that is asked for; see the contract."""

@@ -18,10 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["INDEX", "Header", "Stored", "read_header", "read_index", "read_object"]
+__all__ = [
+    "INDEX",
+    "Header",
+    "Stored",
+    "read_drafter",
+    "read_header",
+    "read_index",
+    "read_object",
+]
 
 INDEX: Final = "model.safetensors.index.json"
 """Name of the index of a checkpoint of several files."""
+
+_SINGLE: Final = "model.safetensors"
 
 
 @frozen
@@ -99,6 +109,42 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
     found = read_object(file).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ArtifactError(f"{file} has no usable weight_map; download it again")
+    return found
+
+
+def read_drafter(folder: Path) -> Mapping[str, Stored]:
+    """Where each tensor of a drafter is, by its name without a leading ``model.``.
+
+    Args:
+        folder: of the drafter alone; nothing of its target's is in it.
+
+    Raises:
+        ArtifactError: no weights, an unreadable file, or a name twice.
+    """
+    index = read_index(folder)
+    if index is not None:
+        files = [folder / name for name in sorted(set(index.values()))]
+    elif (folder / _SINGLE).is_file():
+        files = [folder / _SINGLE]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ArtifactError(f"{folder} has no safetensors files; download the whole drafter")
+    found: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in read_header(file).tensors.items():
+            bare = name.removeprefix("model.")
+            if bare in found:
+                raise ArtifactError(
+                    f"{folder} has the tensor {bare} twice, in {found[bare].file.name} and "
+                    f"{file.name}; download it again"
+                )
+            found[bare] = stored
+    missing = sorted(set(index or ()) - {stored.name for stored in found.values()})
+    if missing:
+        raise ArtifactError(
+            f"{folder} lacks {missing[0]}, which its index names; download it again"
+        )
     return found
 
 

@@ -9,12 +9,14 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from specdec.errors import UnknownKindError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from specdec.plugins.kinds import Artifact
 
-__all__ = ["KNOWN_PLUGINS", "kind_named_in"]
+__all__ = ["KNOWN_PLUGINS", "kind_named_in", "missing_for"]
 
 KNOWN_PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -33,6 +35,19 @@ KNOWN_PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
 
 _NAMED: Final = ("assistant", "dflash", "dspark", "mtp")  # as releases write them
 _WHOLE_MODEL: Final = re.compile(r"For(CausalLM|ConditionalGeneration)\b")
+
+
+def missing_for(what: str, kind: str, error: UnknownKindError) -> UnknownKindError:
+    """The error where an option needs a kind that cannot be used.
+
+    Args:
+        what: the option.
+        kind: the kind.
+        error: why it cannot be used.
+    """
+    install = f"pip install {KNOWN_PLUGINS[kind]}"
+    why = install if str(error).endswith(install) else str(error)
+    return UnknownKindError(f"{what} needs {KNOWN_PLUGINS[kind]} ({why})")
 
 
 def kind_named_in(artifact: Artifact) -> str | None:

@@ -24,6 +24,7 @@ from specdec.errors import (
 )
 from specdec.plugins.kinds import Artifact, DeclaresNativeDraft
 from specdec.plugins.known import KNOWN_PLUGINS, kind_named_in
+from specdec.plugins.models import model_names
 from specdec.plugins.scan import PluginReport, describe, scan
 
 if TYPE_CHECKING:
@@ -172,9 +173,15 @@ class Registry:
         yield from ways
         if ways:
             return
-        for close in difflib.get_close_matches(name, sorted({*self.kinds, *KNOWN_PLUGINS}), n=2):
-            install = "" if close in self.kinds else f" (pip install {KNOWN_PLUGINS[close]})"
+        bundled = model_names()
+        known = sorted({*self.kinds, *KNOWN_PLUGINS, *bundled})
+        near = difflib.get_close_matches(name, known, n=2)
+        for close in near:
+            here = close in self.kinds or close in bundled
+            install = "" if here else f" (pip install {KNOWN_PLUGINS[close]})"
             yield f"did you mean {close!r}{install}?"
+        if not near and not bundled:
+            yield "bundled drafters come with specdec-demo (pip install specdec-demo)"
 
     def _ways_to(self, name: str) -> list[str]:
         """What keeps a kind from being used, or what to install for it, if it is known."""
@@ -203,7 +210,8 @@ class Registry:
                 f"'{kind.name}' ({origin})" for kind, origin in self._offers if kind.name in matches
             )
             raise AmbiguousArtifactError(
-                f"{artifact.path} can be of several kinds: {owners}; pass kind= to choose one"
+                f"{artifact.path} can be of several kinds: {owners}; choose one with kind= "
+                "in Python, or leave a plugin out with SPECDEC_DISABLE_PLUGINS"
             )
         return self._named(matches.pop())
 
@@ -227,16 +235,18 @@ class Registry:
         raise UnrecognizedArtifactError(
             f"no kind recognises {artifact.path}; {looked}; "
             f"detectors asked: {', '.join(said) or 'none'}; "
-            + ("; ".join(ways) or "pass kind= or install its plugin")
+            + ("; ".join(ways) or "install its plugin, or name its kind with kind= in Python")
         )
 
     def _native(self, target: TargetView | None) -> DraftKind:
         name = target.native_draft if isinstance(target, DeclaresNativeDraft) else None
         if name is None:
+            what = "there is nothing to choose a drafter by"
+            free = [kind.name for kind in self.kinds.values() if not kind.artifact]
             raise UnrecognizedArtifactError(
-                "there is nothing to choose a drafter by: no artifact, no kind"
-                + (", " if target is None else ", and the target declares no head of its own; ")
-                + f"pass kind= (installed: {', '.join(self.kinds) or 'none'}) or an artifact"
+                (what if target is None else "the model declares no drafter of its own")
+                + (f"; name one ({', '.join(free)}) or give" if free else "; give")
+                + " a drafter's folder"
             )
         kind = self._named(name)
         if kind.create is None:

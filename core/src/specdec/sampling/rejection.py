@@ -113,11 +113,18 @@ def rejection_draw(
 
 
 def _log_shares(logq: mx.array, tokens: mx.array) -> mx.array:
-    """``[b, d, V]``; one-hot at the draft, which is always right, where there is no number."""
+    """``[b, d, V]``; one-hot at the draft, which is always right, where that is no distribution.
+
+    It is none with a NaN in it, nor where the draft has no chance: logits that are all NaN end as
+    chances of 0 throughout, over which every draft would be accepted.
+    """
     logq = logq.astype(mx.float32)
-    ids = mx.arange(logq.shape[-1], dtype=mx.uint32)
-    certain = mx.where(ids == tokens[..., None], 0.0, -mx.inf)
-    return mx.where(mx.isnan(logq).any(axis=-1, keepdims=True), certain, logq)
+    size = logq.shape[-1]
+    at = tokens[..., None]
+    certain = mx.where(mx.arange(size, dtype=mx.uint32) == at, 0.0, -mx.inf)
+    impossible = mx.take_along_axis(logq, mx.minimum(at, size - 1), axis=-1) == -mx.inf
+    broken = mx.isnan(logq).any(axis=-1, keepdims=True) | (impossible & (at < size))
+    return mx.where(broken, certain, logq)
 
 
 def _accepts(logp: mx.array, logq: mx.array | None, tokens: mx.array, noise: mx.array) -> mx.array:

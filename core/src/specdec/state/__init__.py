@@ -9,7 +9,7 @@ from specdec.state.batch import KvQuantization, RowBatch
 from specdec.state.buffers import room_for
 from specdec.state.cache_rows import CacheRows
 from specdec.state.composite import ListRows
-from specdec.state.donors import LendsRows, has_donors, read_donors
+from specdec.state.donors import LendsRows, kinds_lent, read_donors
 from specdec.state.forms import register_row_form, types_without_row_form
 from specdec.state.native import NativeState
 from specdec.state.options import CacheOptions
@@ -32,7 +32,7 @@ __all__ = [
     "RowBatch",
     "RowState",
     "Together",
-    "has_donors",
+    "kinds_lent",
     "read_donors",
     "register_row_form",
     "room_for",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     LiveRows = Callable[[], tuple[RowState, Sequence[int] | None]]
     Pair = tuple[mx.array, mx.array]
 
-__all__ = ["LendsRows", "has_donors", "read_donors"]
+__all__ = ["LendsRows", "kinds_lent", "read_donors"]
 
 _PORT = "assistant_rows"
 
@@ -58,10 +58,14 @@ class _Part:
     places: Sequence[int]
 
 
-def has_donors(state: RowState) -> bool:
-    """Whether rows of this state have a layer to borrow."""
-    parts = _parts(state, range(state.row_count))
-    return any(part.sliding is not None or part.full is not None for part in parts)
+def kinds_lent(state: RowState) -> frozenset[str]:
+    """The donors that every row of this state has: ``"sliding"``, ``"full"``, both or neither."""
+    return _kinds(_parts(state, range(state.row_count)))
+
+
+def _kinds(parts: Sequence[_Part]) -> frozenset[str]:
+    kinds = ("sliding", "full") if parts else ()
+    return frozenset(kind for kind in kinds if all(getattr(p, kind) is not None for p in parts))
 
 
 def read_donors(state: RowState, rows: Sequence[int] | None = None) -> AssistantDonors:
@@ -84,17 +88,16 @@ def read_donors(state: RowState, rows: Sequence[int] | None = None) -> Assistant
     lengths = state.lengths
     wanted = range(state.row_count) if rows is None else rows
     parts = _parts(state, wanted)
-    windowed = all(part.sliding is not None for part in parts)
-    unbounded = all(part.full is not None for part in parts)
-    if not parts or not (windowed or unbounded):
+    kinds = _kinds(parts)
+    if not kinds:
         raise TargetLacksError(_PORT)
     positions = tuple(lengths[row] for row in wanted)
     longest = max(positions)
     sliding = full = None
-    if windowed:
+    if "sliding" in kinds:
         held = min(longest, *(part.sliding.donated for part in parts if part.sliding is not None))
         sliding = _together([(part, part.sliding) for part in parts], held)
-    if unbounded:
+    if "full" in kinds:
         full = _together([(part, part.full) for part in parts], longest)
     return AssistantDonors(sliding=sliding, full=full, positions=positions)
 

@@ -30,21 +30,29 @@ class DonorPort:
 
     Args:
         hidden: the model's embedding.
+        lends: the donors of rows with the model's own caches, see ``AssistantRows``.
         live: gives the rows that may be read now; ``None`` for a port of no group.
     """
 
     def __init__(
         self,
         hidden: _Embeds,
+        lends: frozenset[str],
         live: Callable[[], tuple[RowState, Sequence[int] | None]] | None = None,
     ) -> None:
         self._hidden = hidden
+        self._lends = lends
         self._live = live
 
     @property
     def hidden_size(self) -> int:
         """Features of the final hidden, H."""
         return self._hidden.hidden_size
+
+    @property
+    def lends(self) -> frozenset[str]:
+        """The donors of rows with the model's own caches."""
+        return self._lends
 
     def embed(self, ids: mx.array) -> mx.array:
         """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the model's own input is."""
@@ -67,4 +75,4 @@ class DonorPort:
 
     def of_group(self, live: Callable[[], tuple[RowState, Sequence[int] | None]], /) -> DonorPort:
         """The port over the rows that ``live`` gives."""
-        return DonorPort(self._hidden, live)
+        return DonorPort(self._hidden, self._lends, live)

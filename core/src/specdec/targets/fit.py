@@ -15,14 +15,14 @@ import mlx.core as mx
 from attrs import evolve, frozen
 from mlx_lm.models.cache import make_prompt_cache
 
-from specdec.errors import RollbackError
+from specdec.errors import RollbackError, UnsupportedModelError, one_line
 from specdec.state import RowBatch, Together, types_without_row_form
 from specdec.state.kernels import plans_by_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Fit", "fit_of", "positions_of"]
+__all__ = ["Fit", "does_not_run", "fit_of", "positions_of"]
 
 _MANY = 11  # rows; a number of heads that no model has
 _LONG, _SHORT, _WIDTH = 24, 5, 4  # positions read, and those of the window behind them
@@ -62,14 +62,28 @@ def fit_of(model: Any, vocab_size: int) -> Fit:
     Args:
         model: the model, whose cache types all have row forms.
         vocab_size: V.
+
+    Raises:
+        UnsupportedModelError: it does not run on this machine.
     """
     key, classes = id(model), [type(module) for module in model.modules()]
     if key not in _known:
         weakref.finalize(model, _known.pop, key, None).atexit = False
     elif _known[key][0] == classes:
         return _known[key][1]
-    _known[key] = classes, _try(model, vocab_size)
+    try:
+        _known[key] = classes, _try(model, vocab_size)
+    except RuntimeError as error:  # from a kernel, such as of experts in 16 bits on a CPU
+        raise does_not_run(model, error) from error
     return _known[key][1]
+
+
+def does_not_run(model: Any, error: Exception) -> UnsupportedModelError:
+    """The error for a model whose call raised something."""
+    return UnsupportedModelError(
+        f"{_name(model)}: calling the model raised {one_line(error)}; it does not run on this "
+        "machine"
+    )
 
 
 def positions_of(model: Any, caches: Sequence[Any]) -> set[int]:

@@ -22,13 +22,13 @@ from specdec.state import (
     NativeState,
     RaggedState,
     RowBatch,
-    has_donors,
+    kinds_lent,
     row_state,
     types_without_row_form,
 )
 from specdec.targets.adapters import adapter_layers
 from specdec.targets.donors import DonorPort
-from specdec.targets.fit import fit_of, positions_of
+from specdec.targets.fit import does_not_run, fit_of, positions_of
 from specdec.targets.intercept import Backbone, find_backbone
 from specdec.targets.native_heads import declared_head
 from specdec.targets.recurrent import Recurrence
@@ -110,13 +110,10 @@ class MlxLmTarget:
         try:
             logits = model(probe)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise UnsupportedModelError(
-                f"{type(model).__module__}: calling the model raised {one_line(error)}; "
-                "it does not run on this machine"
-            ) from error
+            raise does_not_run(model, error) from error
         if not isinstance(logits, mx.array) or logits.ndim != 3 or logits.shape[:2] != (1, 2):
             raise UnsupportedModelError(
-                f"{type(model).__module__}: calling the model does not give logits [batch, length, "
+                f"{type(model).__module__}: calling the model gives no logits [batch, length, "
                 "vocabulary]; specdec drives text models as mlx-lm loads them"
             )
         self.vocab_size: int = logits.shape[2]
@@ -126,8 +123,8 @@ class MlxLmTarget:
         self._recurrence = self._find_recurrence()
         state = self.new_state()
         self._reason = state.reason
-        lends = self._port is not None and has_donors(state)
-        self._donor_port = DonorPort(self._port) if self._port is not None and lends else None
+        lends = kinds_lent(state)
+        self._donor_port = DonorPort(self._port, lends) if self._port and lends else None
         self._sizes = RowSizes()
         self._packings: set[Format] = set()
 

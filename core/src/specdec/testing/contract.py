@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from specdec.contract import SupportsConsume, SupportsDeviceDraft, SupportsPreview
+from specdec.contract import (
+    SupportsConsume,
+    SupportsDeviceDraft,
+    SupportsPreview,
+    SupportsStandDown,
+)
 from specdec.testing.checks import CHECKS
 from specdec.testing.kit import Kit
 from specdec.testing.machine import row_machine
@@ -28,6 +33,7 @@ _OPTIONAL = {
     "preview": SupportsPreview,
     "draft_device": SupportsDeviceDraft,
     "consume": SupportsConsume,
+    "stood_down": SupportsStandDown,
 }
 _MACHINE = "row_machine"
 
@@ -159,7 +165,7 @@ def run_one(kit: Kit, each: Check) -> None:
     if each.needs is not None:
         with kit.open([kit.cold((0,))]) as rows:
             if not isinstance(rows.group, _OPTIONAL[each.needs]):
-                pytest.skip(f"the drafter offers no {each.needs}(), which is optional")
+                pytest.skip(f"the drafter offers no {each.needs}, which is optional")
     each.run(kit)
 
 

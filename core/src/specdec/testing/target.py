@@ -195,6 +195,11 @@ class _Donors:
         size: int = taps.hidden_size
         return size
 
+    @property
+    def lends(self) -> frozenset[str]:
+        """Both."""
+        return frozenset({"sliding", "full"})
+
     def embed(self, ids: mx.array) -> mx.array:
         embedded: mx.array = self._target.model.model.embed_tokens(ids)
         return embedded

@@ -15,8 +15,10 @@ from specdec.contract import (
     SupportsConsume,
     SupportsDeviceDraft,
     SupportsPreview,
+    SupportsRemarks,
 )
-from specdec.errors import ContractError
+from specdec.drafting.checks import row_reasons
+from specdec.errors import ContractError, one_line
 from specdec.verify.donors import Lending, view_for
 from specdec.verify.drafts import Asked, Drafts
 from specdec.verify.members import pick
@@ -120,6 +122,7 @@ class DraftRounds:
                 fault = check_device(device, asked.depths)
                 if fault is not None:
                     raise ContractError(fault)
+                self._note_remarks(group)
                 # The device drafts while the host builds the window that verifies it.
                 mx.async_eval(device.tokens)  # type: ignore[no-untyped-call]  # untyped in MLX
                 logq = self._logq(device, device.tokens.shape[1]) if rejecting else None
@@ -128,6 +131,7 @@ class DraftRounds:
         # Reading a proposal runs the drafter's code as well, so it may raise as well.
         proposal = group.draft(*asked.lists())
         mine, faults = check_host(proposal, asked.depths, vocab)
+        self._note_remarks(group)
         self._longest = max(map(len, mine))
         bad = {b for b, f in enumerate(faults) if f and len(mine[b]) < asked.depths[b]}
         # What is no id was drawn as well, from a distribution that counts.
@@ -136,6 +140,15 @@ class DraftRounds:
         drafts = Drafts.of(asked.depths, places, len(rows), mine, logq=logq)
         refused = frozenset(pick(list(members.rows), sorted(bad)))
         return evolve(drafts, refused=refused).behind(forced, vocab), faults
+
+    def _note_remarks(self, group: DraftRowGroup) -> None:
+        """Say in the statistics what the drafter says of rows that it drafts for."""
+        if not isinstance(group, SupportsRemarks):
+            return
+        rows = self._members.rows.values()
+        for row, said in zip(rows, row_reasons(group.remarks, len(rows), "remarks"), strict=True):
+            if row.width:
+                row.stats.reason = None if said is None else one_line(said)
 
     def _logq(self, proposal: object, depth: int) -> mx.array | None:
         logq = getattr(proposal, "logq", None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import mlx.core as mx
 
 from specdec.contract import ContextKind, SupportsConsume, SupportsStandDown, Swap
+from specdec.drafting.checks import row_reasons
 from specdec.errors import one_line
 from specdec.verify.asking import DraftRounds
 from specdec.verify.drafts import Drafts
@@ -288,7 +289,7 @@ class DraftLane:
         if not isinstance(group, SupportsStandDown):
             return
         rows = self._members.rows.values()
-        for row, reason in list(zip(rows, group.stood_down, strict=True)):  # all fit, or none
+        for row, reason in zip(rows, row_reasons(group.stood_down, len(rows)), strict=True):
             if reason is not None and row.width:
                 row.width = 0
                 row.stats.reason = f"drafter {self.name} stood down: {one_line(reason)}"
@@ -355,7 +356,7 @@ class DraftLane:
         """Count an exception of a verb that serves all members, and close their group."""
         self._drop()
         self._note(error)
-        self._members.rows = {}
+        self._members.forget()
 
     def close(self) -> None:
         """Close the group; the provider stays."""

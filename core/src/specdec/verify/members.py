@@ -18,7 +18,7 @@ from specdec.contract import Listed, SupportsConsume, Swap
 from specdec.sampling.plans import Drafting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from specdec.contract import (
         DraftRowGroup,
@@ -256,4 +256,16 @@ class Members:
         staying = [number for number, place in enumerate(self.rows) if place not in places]
         if self.group is not None:
             self.group.filter_rows(staying)
+        self._unsay(place for place in self.rows if place in places)
         self.rows = {place: row for place, row in self.rows.items() if place not in places}
+
+    def forget(self) -> None:
+        """Let no row be a member any more; the draft group is closed."""
+        self._unsay(self.rows)
+        self.rows = {}
+
+    def _unsay(self, places: Iterable[int]) -> None:
+        """Take back what the drafter remarked of rows that it drafted for to the last."""
+        for place in places:
+            if self.rows[place].width:
+                self.rows[place].stats.reason = None

@@ -27,7 +27,8 @@ class GenerationStats:
             held, or those before it in the caller's prompt cache.
         time_to_first_token: seconds from admission to the first emitted token; ``None`` before.
         drafter: kind of the drafter that ran, or ``None``.
-        reason: why no drafter ran, or why it stopped; ``None`` if it ran to the end.
+        reason: why no drafter ran, why it stopped, or which part of a chain has; ``None`` if all
+            of it ran to the end.
         num_draft_tokens: the most drafts a round could have; 0 without a drafter.
         rounds: verify windows whose samples were used.
         target_forwards: target forwards that gave tokens. A forward that only reads the last

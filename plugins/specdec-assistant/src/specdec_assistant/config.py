@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from specdec.errors import ArtifactError
-from specdec_assistant.keys import Keys, shown
+from specdec.plugins.config_keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,26 +126,26 @@ def read_config(what: str, config: Mapping[str, Any]) -> AssistantConfig:
     top = Keys(what, config)
     if config.get("model_type") not in MODEL_TYPES:
         raise top.wrong("model_type", " or ".join(MODEL_TYPES))
-    text = top.level("text_config")
+    text = top.under("text_config")
     _refuse_others(text)
     kinds = [LayerKind(word) for word in text.words("layer_types", list(LayerKind))]
     _check_layers(text, len(kinds))
     used = sorted(set(kinds))
     head_dims = {kind: _head_dim(text, kind) for kind in used}
-    ropes = text.level("rope_parameters")
+    ropes = text.under("rope_parameters")
     return AssistantConfig(
         backbone_size=top.count("backbone_hidden_size"),
         hidden_size=text.count("hidden_size"),
         heads=text.count("num_attention_heads"),
         intermediate_size=text.count("intermediate_size"),
         vocab_size=text.count("vocab_size"),
-        eps=text.number("rms_norm_eps", 1e-6),
+        eps=text.number("rms_norm_eps", 1e-6, above=0),
         layers=kinds,
         head_dims=head_dims,
-        ropes={kind: _rope(ropes.level(kind), head_dims[kind]) for kind in used},
+        ropes={kind: _rope(ropes.under(kind), head_dims[kind]) for kind in used},
         window=text.count("sliding_window") if LayerKind.SLIDING in used else None,
         # Gemma 4 normalises queries and keys and scales no more; Gemma 2 and 3 name a scalar.
-        scale=text.number("query_pre_attn_scalar", 1.0) ** -0.5,
+        scale=text.number("query_pre_attn_scalar", 1.0, above=0) ** -0.5,
         bias=text.flag("attention_bias", False),
         tied=top.flag("tie_word_embeddings", True),
         centroids=Centroids(
@@ -186,14 +186,12 @@ def _head_dim(text: Keys, kind: LayerKind) -> int:
 
 
 def _rope(keys: Keys, head_dim: int) -> Rope:
-    kind = keys.get("rope_type", "default")
-    if kind not in _ROPES:
-        raise keys.wrong("rope_type", " or ".join(_ROPES))
-    theta = keys.number("rope_theta")
-    factor = 1.0 if kind == "default" else keys.number("factor", 1.0)
+    kind = keys.one_of("rope_type", _ROPES, "default")
+    theta = keys.number("rope_theta", above=0)
+    factor = 1.0 if kind == "default" else keys.number("factor", 1.0, above=0)
     if kind != "proportional":  # the others turn whole heads, whatever else they name
         return Rope(theta, head_dim, factor)
-    part = keys.number("partial_rotary_factor", 1.0)
+    part = keys.number("partial_rotary_factor", 1.0, above=0)
     if part > 1.0:
         raise keys.wrong("partial_rotary_factor", "a number above 0 and at most 1")
     return Rope(theta, 2 * int(part * head_dim // 2), factor)
@@ -223,6 +221,6 @@ def check_centroids(what: str, config: AssistantConfig, stored: tuple[int, ...])
         )
     if config.vocab_size % own.count:
         raise ArtifactError(
-            f"{what}: vocab_size is {config.vocab_size}, which num_centroids {shown(own.count)} "
+            f"{what}: vocab_size is {config.vocab_size}, which num_centroids {own.count} "
             "does not divide; give an intact release"
         )

@@ -67,6 +67,9 @@ class CentroidHead(Module):
         own = self._groups.size
         if own <= vocab_size:
             return logits, ids
-        # Some ids may be none of the target's.
+        # Some ids may be none of the target's, and where none is, any may be drafted: no draw is
+        # from a distribution without mass.
         every = mx.full((hidden.shape[0], own), -mx.inf, logits.dtype)
-        return mx.put_along_axis(every, ids, logits, axis=-1)[:, :vocab_size], None
+        known = mx.put_along_axis(every, ids, logits, axis=-1)[:, :vocab_size]
+        some = mx.max(known, axis=-1, keepdims=True) > -mx.inf
+        return mx.where(some, known, mx.zeros_like(known)), None

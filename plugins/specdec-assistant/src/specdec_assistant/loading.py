@@ -10,11 +10,11 @@ from specdec.contract import require_port
 from specdec.drafting.modules import load_module, packing_of, quantize_module, without_drawing
 from specdec.errors import ArtifactError, OptionError
 from specdec.plugins import LoadedDraft
+from specdec.plugins.config_keys import shown
 from specdec_assistant.config import check_centroids, read_config
-from specdec_assistant.keys import shown
 from specdec_assistant.model import AssistantModel
 from specdec_assistant.pairing import check_pairing
-from specdec_assistant.plugin import DEFAULT_WIDTH
+from specdec_assistant.plugin import BUNDLED_AT, DEFAULT_WIDTH
 from specdec_assistant.provider import Assistant, AssistantProvider, Positions
 from specdec_assistant.tensors import (
     CENTROIDS,
@@ -26,6 +26,7 @@ from specdec_assistant.tensors import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from specdec.contract import AssistantRows
     from specdec.plugins import LoadRequest
@@ -47,7 +48,8 @@ def load_assistant(request: LoadRequest) -> LoadedDraft:
     """Load the assistant that a request names.
 
     Args:
-        request: its options may hold
+        request: without a path, the assistant that came along with the target. Its options may
+            hold
 
             - ``positions``: ``"constant"``, every step of a round at the last position in the
               target's K/V (as transformers does it), or ``"advancing"``, each a position further;
@@ -72,9 +74,7 @@ def load_assistant(request: LoadRequest) -> LoadedDraft:
     packing = packing_of(options)
     target = request.target
     port: AssistantRows = require_port(target, "assistant_rows", f"the {request.kind} drafter")
-    if request.path is None:
-        raise ArtifactError(f"drafter {request.kind} needs its folder; give path=...")
-    files = read_files(request.path)
+    files = read_files(_folder_of(request))
     what = f"the {request.kind} drafter {files.path.name}"
     config = read_config(what, files.config)
     check_pairing(what, config, port, target)
@@ -89,6 +89,20 @@ def load_assistant(request: LoadRequest) -> LoadedDraft:
         Assistant(name=files.path.name, config=config, model=model, positions=positions)
     )
     return LoadedDraft(provider, request.num_draft_tokens or _usual_width(config))
+
+
+def _folder_of(request: LoadRequest) -> Path:
+    """The assistant's folder: the one that is named, or the one inside the target's."""
+    if request.path is not None:
+        return request.path
+    target = request.target.folder
+    within = None if target is None else target / BUNDLED_AT
+    if within is None or not (within / "config.json").is_file():
+        none = "" if within is None else f", and there is none at {within}"
+        raise ArtifactError(
+            f"drafter {request.kind} needs its folder{none}; give its path instead of its kind"
+        )
+    return within
 
 
 def _built(

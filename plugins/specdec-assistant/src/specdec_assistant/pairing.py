@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from specdec_assistant.config import AssistantConfig
 
 __all__ = ["check_donor", "check_pairing"]
+
+_DONORS: Final[Mapping[LayerKind, str]] = {LayerKind.FULL: "full", LayerKind.SLIDING: "sliding"}
 
 
 @frozen
@@ -45,14 +47,11 @@ def check_pairing(
     """
     if config.backbone_size != port.hidden_size:
         raise _refused(what, "backbone_hidden_size", config.backbone_size, port.hidden_size)
-    mtp = target.recurrent_mtp
-    known = _kinds_of(None if mtp is None else mtp.args)
-    if known is None:
-        return
+    mtp, lends = target.recurrent_mtp, port.lends
     for kind in config.head_dims:
-        if kind not in known:
+        if _DONORS[kind] not in lends:
             raise TargetLacksError(f"assistant_rows with K/V of a {kind} layer", what)
-        heads = known[kind]
+        heads = _heads_of(None if mtp is None else mtp.args, kind)
         if heads is not None:
             _check_heads(what, config, kind, heads)
 
@@ -65,8 +64,12 @@ def check_donor(
     Raises:
         ArtifactError: they are not the drafter's; names the key and both values.
     """
-    keys = pair[0]
+    keys, values = pair
     _check_heads(what, config, kind, _Heads(keys.shape[1], keys.shape[3]))
+    if values.shape != keys.shape:  # latent attention keeps two things of different size
+        raise _refused(
+            what, "head_dim", config.head_dims[kind], f"{values.shape[3]} in values of {kind}"
+        )
 
 
 def _check_heads(what: str, config: AssistantConfig, kind: LayerKind, heads: _Heads) -> None:
@@ -86,28 +89,10 @@ def _refused(what: str, key: str, own: object, target: object) -> ArtifactError:
     )
 
 
-def _kinds_of(args: Any) -> Mapping[LayerKind, _Heads | None] | None:
-    """A Gemma's kinds of layers, and their heads, by its settings; ``None`` if they don't say.
-
-    Of any other target the donors themselves tell, in the first round.
-    """
+def _heads_of(args: Any, kind: LayerKind) -> _Heads | None:
+    """A Gemma's heads by its settings; of any other target the donors tell, in the first round."""
     if not str(getattr(args, "model_type", "")).startswith("gemma"):
         return None
-    types = getattr(args, "layer_types", None)
-    if types is None:
-        pattern = getattr(args, "sliding_window_pattern", None)
-        layers = getattr(args, "num_hidden_layers", None)
-        if type(pattern) is not int or type(layers) is not int or pattern < 1:
-            return None
-        types = [
-            LayerKind.SLIDING if (at + 1) % pattern else LayerKind.FULL for at in range(layers)
-        ]
-    if not isinstance(types, list) or not all(each in list(LayerKind) for each in types):
-        return None
-    return {LayerKind(kind): _heads_of(args, LayerKind(kind)) for kind in set(types)}
-
-
-def _heads_of(args: Any, kind: LayerKind) -> _Heads | None:
     size = getattr(args, "head_dim", None)
     count = getattr(args, "num_key_value_heads", None)
     if kind is LayerKind.FULL:

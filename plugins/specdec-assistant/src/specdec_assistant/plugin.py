@@ -8,6 +8,7 @@ from specdec.plugins import Artifact, DraftKind, LoadedDraft, LoadRequest, hooki
 
 __all__ = [
     "ASSISTANT",
+    "BUNDLED_AT",
     "DEFAULT_WIDTH",
     "MODEL_TYPES",
     "load",
@@ -18,6 +19,9 @@ __all__ = [
 specdec_api: Final = 1
 
 ASSISTANT: Final = "assistant"
+
+BUNDLED_AT: Final = "assistant"
+"""Sub-folder of a target's, where an assistant comes along."""
 
 DEFAULT_WIDTH: Final = 3
 """Drafts a round where neither the user nor the release names a number."""
@@ -56,7 +60,7 @@ def specdec_draft_kinds() -> list[DraftKind]:
             name=ASSISTANT,
             load=load,
             detect=detects,
-            bundled_at="assistant",
+            bundled_at=BUNDLED_AT,
             default_width=DEFAULT_WIDTH,
             summary="Gemma assistant that borrows the target's keys and values",
         )

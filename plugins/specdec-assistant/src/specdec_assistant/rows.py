@@ -208,9 +208,16 @@ class AssistantGroup:
     def preview(
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
     ) -> mx.array | None:
-        """Ids ``[B, d]`` that a draft would propose; changes nothing."""
+        """Ids ``[B, d]`` that a draft would propose; changes nothing.
+
+        ``None`` also while a row that is asked has no hidden state yet: one array has no lengths.
+        """
         asked = self._asked("preview", pending, depths, steps)
-        return self._drafted(asked).tokens if asked.deepest else None
+        if not asked.deepest or any(
+            own < wanted for own, wanted in zip(asked.depths, depths, strict=True)
+        ):
+            return None
+        return self._drafted(asked).tokens
 
     def _asked(
         self, verb: str, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int]

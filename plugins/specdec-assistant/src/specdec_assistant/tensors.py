@@ -9,7 +9,7 @@ from attrs import frozen
 
 from specdec.drafting.modules import read_stored
 from specdec.errors import ArtifactError
-from specdec.plugins.headers import read_header, read_index, read_object
+from specdec.plugins.headers import read_drafter, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +33,6 @@ CENTROIDS: Final = "masked_embedding.centroids.weight"
 
 ORDERING: Final = "masked_embedding.token_ordering"
 """Ids, those of each centroid side by side."""
-
-_SINGLE: Final = "model.safetensors"
 
 
 @frozen(kw_only=True)
@@ -62,31 +60,7 @@ def read_files(folder: Path) -> AssistantFiles:
         what = "is a file" if folder.exists() else "does not exist"
         raise ArtifactError(f"{folder} {what}; give the folder that holds config.json")
     config = read_object(folder / "config.json")
-    index = read_index(folder)
-    if index is not None:
-        files = [folder / name for name in sorted(set(index.values()))]
-    elif (folder / _SINGLE).is_file():
-        files = [folder / _SINGLE]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ArtifactError(f"{folder} has no safetensors files; download the whole drafter")
-    found: dict[str, Stored] = {}
-    for file in files:
-        for name, stored in read_header(file).tensors.items():
-            bare = name.removeprefix("model.")
-            if bare in found:
-                raise ArtifactError(
-                    f"{folder} has the tensor {bare} twice, in {found[bare].file.name} and "
-                    f"{file.name}; download it again"
-                )
-            found[bare] = stored
-    missing = sorted(set(index or ()) - {stored.name for stored in found.values()})
-    if missing:
-        raise ArtifactError(
-            f"{folder} lacks {missing[0]}, which its index names; download it again"
-        )
-    return AssistantFiles(path=folder, config=config, tensors=found)
+    return AssistantFiles(path=folder, config=config, tensors=read_drafter(folder))
 
 
 def check_sizes(what: str, files: AssistantFiles, config: AssistantConfig) -> None:

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
 from specdec.errors import ArtifactError, OptionError, one_line
-from specdec_dflash.keys import shown
+from specdec.plugins.config_keys import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from specdec.errors import ArtifactError, one_line
+from specdec.plugins.config_keys import Keys
 from specdec_dflash.confidence import read_thresholds
-from specdec_dflash.keys import Keys
 from specdec_dflash.packagings import MOST_COLUMNS, MOST_LAYERS
 
 if TYPE_CHECKING:

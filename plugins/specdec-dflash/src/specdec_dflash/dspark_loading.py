@@ -80,7 +80,7 @@ def load_drafter(request: LoadRequest) -> LoadedDraft:
     target = request.target
     port: HiddenTaps = require_port(target, "hidden_taps", "the dspark drafter")
     if request.path is None:
-        raise ArtifactError("drafter dspark needs its folder; give path=...")
+        raise ArtifactError("drafter dspark needs its folder; give its path instead of its kind")
     files = read_files(request.path, CONFIG_NAME)
     what = f"the dspark drafter {files.path.name}"
     config = read_dspark(files, calibrated=not is_measure(options.get("confidence")))

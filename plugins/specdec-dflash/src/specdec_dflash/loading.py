@@ -19,11 +19,11 @@ from specdec.drafting.modules import (
 )
 from specdec.errors import ArtifactError, OptionError
 from specdec.plugins import LoadedDraft
+from specdec.plugins.config_keys import shown
 from specdec_dflash.basis import Binding, basis_of
 from specdec_dflash.confidence import is_measure, read_thresholds, thresholds_for
 from specdec_dflash.config import config_digest
 from specdec_dflash.files import read_files
-from specdec_dflash.keys import shown
 from specdec_dflash.method import BlockDrafting, Drafting
 from specdec_dflash.model import BlockModel, folded
 from specdec_dflash.options import as_asked, check_slots, drafts_a_round, flag, known_options
@@ -173,14 +173,16 @@ def _binding(name: str, config: BlockConfig, model: BlockModel) -> Binding[Block
 
 def _files(request: LoadRequest) -> DrafterFiles:
     if request.path is None:
-        raise ArtifactError(f"drafter {request.kind} needs its folder; give path=...")
+        raise ArtifactError(
+            f"drafter {request.kind} needs its folder; give its path instead of its kind"
+        )
     files = read_files(request.path)
     found = kind_of(files.config)
     if found != request.kind:
         is_one = f"is of kind {found}" if found else "is no block drafter's"
         raise ArtifactError(
             f"{files.path}: config.json {is_one}, not {request.kind}; "
-            + (f"give kind={found!r}" if found else "give the folder of a drafter")
+            + (f"name the kind {found}" if found else "give the folder of a drafter")
         )
     return files
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import mlx.core as mx
 
 from specdec.errors import ArtifactError, OptionError
-from specdec_dflash.keys import shown
+from specdec.plugins.config_keys import shown
 from specdec_dflash.probe import Readable, read_as
 
 if TYPE_CHECKING:

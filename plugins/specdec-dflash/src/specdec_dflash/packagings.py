@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from specdec.errors import ArtifactError
+from specdec.plugins.config_keys import Keys
 from specdec_dflash.config import BlockConfig, Convolutions, Markov, Selector, Style
-from specdec_dflash.keys import Keys
 from specdec_dflash.rope import read_rope
 
 if TYPE_CHECKING:

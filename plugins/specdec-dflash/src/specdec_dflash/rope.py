@@ -12,7 +12,7 @@ from specdec_dflash.config import Rope
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from specdec_dflash.keys import Keys
+    from specdec.plugins.config_keys import Keys
 
 __all__ = ["read_rope"]
 

@@ -90,17 +90,17 @@ def find_head(folder: Path, kind: HeadKind) -> HeadFiles:
     other = HeadKind.NEXTN if kind is HeadKind.MTP else HeadKind.MTP
     if has_head(folder, other):
         raise ArtifactError(
-            f"{folder} holds a head of the kind {other.value}, not {kind.value}; give "
-            f"kind={other.value!r}"
+            f"{folder} holds a head of the kind {other.value}, not {kind.value}; "
+            f"name the kind {other.value}"
         )
     if declared:
         raise ArtifactError(
-            f"{folder} declares a prediction layer in config.json, but no tensors of a "
-            f"{kind.value} head are there; mlx-lm conversions leave them out: give the folder of "
+            f"{folder} declares a prediction layer in config.json, but no tensors of "
+            f"{kind.a_head} are there; mlx-lm conversions leave them out: give the folder of "
             f"the split release, or put it at {folder / 'mtp'}"
         )
     raise ArtifactError(
-        f"{folder} neither declares nor holds a {kind.value} head; give the folder of a split "
+        f"{folder} neither declares nor holds {kind.a_head}; give the folder of a split "
         "release, or choose another drafter (specdec plugins)"
     )
 

@@ -117,7 +117,9 @@ def _check_size(files: HeadFiles, port: RecurrentMtp) -> None:
     size = files.config.get("hidden_size")
     if isinstance(size, int) and size != port.hidden_size:
         # What is no split release may be a whole model, whose head is for that model alone.
-        whole = "" if files.layout is Layout.SPLIT else "; a whole model drafts with kind=two-model"
+        whole = (
+            "" if files.layout is Layout.SPLIT else "; a whole model drafts as the kind two-model"
+        )
         raise ArtifactError(
             f"the {files.kind} head in {files.path} has hidden_size {size}, but the target has "
             f"{port.hidden_size}; give the one of this target{whole}"

@@ -20,6 +20,11 @@ class HeadKind(StrEnum):
     MTP = "mtp"
     NEXTN = "nextn"
 
+    @property
+    def a_head(self) -> str:
+        """Such a head, for messages."""
+        return f"{'an' if self is HeadKind.MTP else 'a'} {self.value} head"
+
 
 class Layout(StrEnum):
     """How a head's tensors are named where they were found.

@@ -208,7 +208,7 @@ def _check_names(files: HeadFiles, named: Iterable[str]) -> None:
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise ArtifactError(
-            f"{files.path} has {', '.join(unknown[:3])}{more}, which a {files.kind.value} head of "
+            f"{files.path} has {', '.join(unknown[:3])}{more}, which {files.kind.a_head} of "
             "one layer does not have; give another release of it"
         )
     lacking = [f"{name}.weight" for name in _NEEDED[files.kind] if f"{name}.weight" not in have]

@@ -35,6 +35,8 @@ OPTIONS: Final = (
 )
 """Names that ``LoadRequest.options`` may hold."""
 
+_OBJECTS: Final = ("model", "tokenizer")  # load_drafter's own arguments: no option of its callers
+
 CPU_WIDTH: Final = 2
 """Drafts a round on a CPU where nobody names a number: positions cost nearly what steps do."""
 
@@ -108,7 +110,7 @@ def _known_options(request: LoadRequest) -> Mapping[str, Any]:
     if unknown:
         raise OptionError(
             f"{request.kind} has no option {', '.join(unknown)}; its options are "
-            f"{', '.join(OPTIONS)}"
+            f"{', '.join(name for name in OPTIONS if name not in _OBJECTS)}"
         )
     check = request.options.get("check_tokenizer")
     if check is not None and not isinstance(check, bool):
@@ -121,7 +123,10 @@ def _given(request: LoadRequest, packing: Packing | None) -> _Found:
     model = request.options["model"]
     if request.path is not None:
         raise OptionError(f"there are a model and the folder {request.path}; give one of the two")
-    if not callable(model) or not hasattr(model, "named_modules"):
+    has_caches = hasattr(model, "make_cache") or hasattr(model, "layers")
+    if isinstance(model, type) or not (callable(model) and hasattr(model, "named_modules")):
+        has_caches = False
+    if not has_caches:
         raise OptionError(
             f"model is a {type(model).__name__}; give what mlx_lm.load returned first, or a path"
         )
@@ -144,7 +149,10 @@ def _loaded(request: LoadRequest) -> _Found:
     """The model in the request's folder, as mlx-lm loads it."""
     folder = request.path
     if folder is None:
-        raise ArtifactError("a draft model needs its folder; give path=..., or model=...")
+        raise ArtifactError(
+            f"drafter {request.kind} needs its folder; give its path instead of its kind (a loaded "
+            "model is given as draft_model)"
+        )
     if request.options.get("tokenizer") is not None:
         raise OptionError("tokenizer goes with model=...; a folder brings its own")
     artifact = Artifact(folder)
@@ -166,7 +174,7 @@ def _loaded(request: LoadRequest) -> _Found:
         except Exception as error:
             raise ArtifactError(
                 f"the tokenizer of {what} cannot be loaded ({one_line(error)}); give a whole "
-                "model, or check_tokenizer=False"
+                "model, or the option check_tokenizer=False"
             ) from error
     return _Found(what, folder.name, model, tokenizer, config, folder)
 
@@ -182,7 +190,7 @@ def _compare_tokenizers(request: LoadRequest, found: _Found) -> None:
     if request.tokenizer is None:
         raise OptionError(
             "there is no tokenizer of the target to compare with; pass it to load_drafter, or "
-            "give check_tokenizer=False"
+            "give the option check_tokenizer=False"
         )
     check_tokenizers(found.what, request.tokenizer, found.tokenizer)
 

@@ -14,6 +14,7 @@ from specdec.testing.checks import (
     optional,
     prefill,
     rounds,
+    standing_down,
 )
 from specdec.testing.kit import Check
 
@@ -31,6 +32,7 @@ _THEMES = (
     membership,
     checkpoints,
     optional,
+    standing_down,
     losslessness,
 )
 

@@ -143,8 +143,13 @@ def provider_outlives_its_groups(kit: Kit) -> None:
 def random_state_is_left_alone(kit: Kit) -> None:
     """Nothing draws from MLX's global random state, which belongs to the process."""
     mx.random.seed(7)
-    before = [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list
+    before = _random_state()
     fresh = kit.again()
+    assert _random_state() == before, (
+        "making the drafter drew from mx.random or seeded it; make weights with mx.random.key. A "
+        "model or a module of MLX draws when it is built: build it once, outside make_provider(), "
+        "or in `with specdec.drafting.modules.without_drawing():`"
+    )
     for options in (SamplingOptions(), SamplingOptions(temp=0.9)):
         with fresh.open([fresh.cold((0, 1, 0), row=DrivenRow(options=options))]) as rows:
             for pending in (1, 0):
@@ -152,8 +157,10 @@ def random_state_is_left_alone(kit: Kit) -> None:
                 rows.commit((kit.max_depth,))
             rows.capture(0)
     fresh.provider.close()
-    after = [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list
-    assert after == before, (
-        "the drafter drew from mx.random or seeded it; draw with RowSampling.sample, and make "
-        "weights with mx.random.key"
+    assert _random_state() == before, (
+        "the drafter drew from mx.random or seeded it; draw with RowSampling.sample"
     )
+
+
+def _random_state() -> list[object]:
+    return [held.tolist() for held in mx.random.state]  # type: ignore[attr-defined]  # a list

@@ -141,6 +141,22 @@ class EchoRows:
         ]
         self._windows = None
 
+    def consume(
+        self, tokens: mx.array, context: mx.array | None, lengths: Sequence[int], /
+    ) -> None:
+        """Read tokens ``[B, L]`` that others chose, ``lengths[i]`` of row i, as if committed."""
+        self._check_between_rounds("consume")
+        if tokens.ndim != 2 or tokens.shape[0] != self.row_count or context is not None:
+            raise ContractError(f"consume: pass tokens [{self.row_count}, L] and no context")
+        width = tokens.shape[1]
+        if len(lengths) != self.row_count or any(not 0 <= count <= width for count in lengths):
+            raise ContractError(f"consume: got {list(lengths)} for tokens of {tokens.shape}")
+        chunks = cast("list[list[int]]", tokens.tolist())
+        self._rows = [
+            row.read(chunk[:count], self._memory)  # behind that is padding
+            for row, chunk, count in zip(self._rows, chunks, lengths, strict=True)
+        ]
+
     def close(self) -> None:
         """Let all rows go. At any time, any number of times."""
         self._closed = True

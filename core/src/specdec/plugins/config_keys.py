@@ -1,4 +1,7 @@
-"""Reading a drafter's config key by key, so that what is missing or wrong is named."""
+"""Reading a drafter's config key by key, so that what is missing or wrong is named. No MLX here.
+
+A key with the value ``null`` counts as missing.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,13 @@ class Keys:
     Args:
         where: names the config in messages.
         levels: mappings; the first that has a key with a value wins.
+        path: of the levels in the config, with a dot behind it, for messages.
     """
 
-    def __init__(self, where: str, *levels: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, *levels: Mapping[str, Any], path: str = "") -> None:
         self._where = where
         self._levels: Sequence[Mapping[str, Any]] = levels
+        self._path = path
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or the default where no level has one."""
@@ -109,6 +114,18 @@ class Keys:
             raise self.wrong(key, f"a list of whole numbers of {least} or more")
         return tuple(found)
 
+    def words(self, key: str, known: Sequence[str]) -> tuple[str, ...]:
+        """A list of known words, one at least.
+
+        Raises:
+            ArtifactError: it is missing, empty, or holds another word.
+        """
+        found = self._given(key, None)
+        whole = isinstance(found, list | tuple) and found
+        if not whole or not all(isinstance(each, str) and each in known for each in found):
+            raise self.wrong(key, f"a list of {' and '.join(known)}")
+        return tuple(found)
+
     def one_of(self, key: str, known: Sequence[str], default: str | None = None) -> str:
         """One of the known words.
 
@@ -119,6 +136,16 @@ class Keys:
         if not isinstance(found, str) or found not in known:
             raise self.wrong(key, " or ".join(known))
         return found
+
+    def must_be(self, key: str, *known: Any) -> None:
+        """Check that a key is absent or has one of these values.
+
+        Raises:
+            ArtifactError: it has another one.
+        """
+        found = self.get(key)
+        if found is not None and not any(type(found) is type(k) and found == k for k in known):
+            raise self.wrong(key, " or ".join(map(shown, known)) + ", or absent")
 
     def level(self, key: str) -> Mapping[str, Any]:
         """A mapping, empty where there is none.
@@ -131,20 +158,30 @@ class Keys:
             raise self.wrong(key, "a mapping")
         return found
 
+    def under(self, key: str) -> Keys:
+        """The level under a key that must be there, and nothing behind it.
+
+        Raises:
+            ArtifactError: it is missing, or no mapping.
+        """
+        self._given(key, None)
+        return Keys(self._where, self.level(key), path=f"{self._path}{key}.")
+
     def within(self, level: Mapping[str, Any]) -> Keys:
         """The same levels behind another one."""
-        return Keys(self._where, level, *self._levels)
+        return Keys(self._where, level, *self._levels, path=self._path)
 
     def alone(self, level: Mapping[str, Any]) -> Keys:
         """Another level of the same config, and nothing behind it."""
-        return Keys(self._where, level)
+        return Keys(self._where, level, path=self._path)
 
     def wrong(self, key: str, wanted: str) -> ArtifactError:
         """The error for a value that cannot be used."""
-        return ArtifactError(f"{self._where}: {key} is {shown(self.get(key))}; it must be {wanted}")
+        found = shown(self.get(key))
+        return ArtifactError(f"{self._where}: {self._path}{key} is {found}; it must be {wanted}")
 
     def _given(self, key: str, default: Any) -> Any:
         found = self.get(key, default)
         if found is None:
-            raise ArtifactError(f"{self._where} has no {key}; give a complete release")
+            raise ArtifactError(f"{self._where} has no {self._path}{key}; give a complete release")
         return found
