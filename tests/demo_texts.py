@@ -11,14 +11,26 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
 import mlx_lm
 from attrs import frozen
+from scripted import request
 
 import specdec_demo
-from specdec import BatchGenerator, SamplingOptions, load_drafter, load_model, stream_generate
+from specdec import (
+    BatchGenerator,
+    SamplingOptions,
+    VerifyGroup,
+    load_drafter,
+    load_model,
+    stream_generate,
+)
+from specdec.verify import flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pytest
 
     from specdec import GenerationStats, LoadedDrafter
 
@@ -150,6 +162,38 @@ class DemoTexts:
         for uid, each in asked.items():
             assert tuple(found[uid]) == each.expected(), each
         return {each: stats[uid] for uid, each in asked.items()}
+
+    def waits(self, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
+        """What the host waited for while three rows of different widths decoded, and the rounds."""
+        waited: list[str] = []
+
+        def watched(owner: Any, name: str) -> None:
+            wait = getattr(owner, name)
+
+            def counted(*args: Any) -> Any:
+                waited.append(name)
+                return wait(*args)
+
+            monkeypatch.setattr(owner, name, counted)
+
+        watched(flight, "host_read")
+        watched(mx, "eval")
+        watched(mx, "synchronize")
+        loaded = self.load()
+        group = VerifyGroup(loaded.target, loaded.provider, drafter=loaded.kind)
+        group.admit(
+            [
+                request(list(prompt), max_tokens=12, num_draft_tokens=depth)
+                for prompt, depth in zip(self.prompts()[2:5], (4, 2, 7), strict=True)
+            ]
+        )
+        waited.clear()
+        rounds = 0
+        while group.rows:
+            with group.round() as done:
+                done.deliver_all()
+            rounds += 1
+        return waited, rounds
 
     def seeded(self, prompt: tuple[int, ...], seed: int, count: int = 24) -> tuple[int, ...]:
         """The target's own tokens at :data:`SEEDED`."""

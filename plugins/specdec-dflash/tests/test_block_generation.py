@@ -19,7 +19,6 @@ from specdec import PrefixCache, VerifyGroup
 from specdec.contract import ContextKind
 from specdec.grammar import Grammar
 from specdec.targets import MlxLmTarget
-from specdec.verify import flight
 from specdec_dflash.tiny import tiny_block
 
 if TYPE_CHECKING:
@@ -142,34 +141,7 @@ def test_a_grammar_is_obeyed_and_what_it_forces_is_read_by_the_drafter(forced: i
 
 
 def test_a_round_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[str] = []
-
-    def watched(owner: Any, name: str) -> None:
-        wait = getattr(owner, name)
-
-        def counted(*args: Any) -> Any:
-            waits.append(name)
-            return wait(*args)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    watched(flight, "host_read")
-    watched(mx, "eval")
-    watched(mx, "synchronize")
-    loaded = BLOCK.load()
-    group = VerifyGroup(loaded.target, loaded.provider, drafter="dflash")
-    group.admit(
-        [
-            request(list(prompt), max_tokens=12, num_draft_tokens=depth)
-            for prompt, depth in zip(prompts()[2:5], (4, 2, 7), strict=True)
-        ]
-    )
-    waits.clear()
-    rounds = 0
-    while group.rows:
-        with group.round() as done:
-            done.deliver_all()
-        rounds += 1
+    waits, rounds = BLOCK.waits(monkeypatch)
     assert waits == ["host_read"] * rounds
     assert 3 < rounds < 12
 

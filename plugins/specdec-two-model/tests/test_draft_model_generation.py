@@ -12,12 +12,10 @@ import mlx.core as mx
 import pytest
 from demo_texts import Asked, DemoTexts, draws
 from mlx_lm.generate import speculative_generate_step
-from scripted import request
 
-from specdec import BatchGenerator, PrefixCache, VerifyGroup, load_drafter, stream_generate
+from specdec import BatchGenerator, PrefixCache, load_drafter, stream_generate
 from specdec.drafters import load_draft_model
 from specdec.drafting import BlockChoices, Chooser
-from specdec.verify import flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,33 +166,6 @@ def test_a_prompt_from_the_prefix_cache_drafts_as_if_it_had_been_read(tmp_path: 
 
 
 def test_a_round_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[str] = []
-
-    def watched(owner: Any, name: str) -> None:
-        wait = getattr(owner, name)
-
-        def counted(*args: Any) -> Any:
-            waits.append(name)
-            return wait(*args)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    watched(flight, "host_read")
-    watched(mx, "eval")
-    watched(mx, "synchronize")
-    loaded = DRAFT.load()
-    group = VerifyGroup(loaded.target, loaded.provider, drafter="two-model")
-    group.admit(
-        [
-            request(list(prompt), max_tokens=12, num_draft_tokens=depth)
-            for prompt, depth in zip(prompts()[2:5], (4, 2, 7), strict=True)
-        ]
-    )
-    waits.clear()
-    rounds = 0
-    while group.rows:
-        with group.round() as done:
-            done.deliver_all()
-        rounds += 1
+    waits, rounds = DRAFT.waits(monkeypatch)
     assert waits == ["host_read"] * rounds
     assert 3 < rounds < 12
