@@ -72,4 +72,5 @@ def test_where_no_likely_token_is_the_targets_any_may_be_drafted() -> None:
     logits, ids = head(table, hidden, 8)
     assert ids is None
     assert mx.array_equal(logits[0], mx.zeros((8,))).item()
-    assert mx.allclose(logits[1], table.as_linear(hidden)[1, :8], atol=1e-5).item()
+    near = 1e-5 if mx.default_device() == mx.Device(mx.cpu) else 1e-2  # products there may be TF32
+    assert mx.allclose(logits[1], table.as_linear(hidden)[1, :8], atol=near).item()
