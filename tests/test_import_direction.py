@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "contract": {"errors"},
     "plugins": {"errors", "contract"},
     "grammar": {"errors", "contract"},
+    "cost": {"errors", "contract", "state", "sampling"},
     **dict.fromkeys(NUMERICS | {"verify", "chain"}, {"errors", "contract"} | NUMERICS),
     "targets": {"errors", "contract", "plugins"} | NUMERICS,  # a checkpoint may declare a kind
 }
