@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -12,22 +13,41 @@ from specdec.cost.measure import WIDTHS, measure
 from specdec.cost.store import CostStore, Kept, identity_of
 from specdec.cost.survival import Survival
 from specdec.cost.times import RoundTimes, bucket
+from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specdec.targets import Target
 
-__all__ = ["SECONDS", "Costs"]
+__all__ = ["Costs", "measuring_seconds"]
 
-SECONDS: Final = 1.5
-"""What measuring one batch size may take, about."""
+_SECONDS: Final = 1.5
+_VARIABLE: Final = "SPECDEC_MEASURING_SECONDS"
 
 _CONTEXT: Final = 512
 _CHEAPER = 0.97  # a window is padded where that takes less than this share of the needed width
 _GUESS = 1.0
 
 log = logging.getLogger("specdec")
+
+
+def measuring_seconds() -> float:
+    """What measuring rounds of one batch size may take, about: as the environment says, else 1.5.
+
+    Raises:
+        OptionError: the environment's ``SPECDEC_MEASURING_SECONDS`` is no number of seconds.
+    """
+    said = os.environ.get(_VARIABLE)
+    if said is None:
+        return _SECONDS
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise OptionError(f"{_VARIABLE} is {said!r}; give a number of seconds, or 0 for none")
+    return seconds
 
 
 class Costs:
@@ -57,7 +77,7 @@ class Costs:
         default: int,
         most: int,
         store: CostStore | None = None,
-        seconds: float = SECONDS,
+        seconds: float = _SECONDS,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._target = target

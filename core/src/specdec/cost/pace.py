@@ -63,10 +63,7 @@ class AdaptivePace:
             self._left -= 1
         else:
             self._choose(rows, adaptive)
-        fixed = any(row.width and not row.request.adaptive for row in rows)
-        if self._depth == 0 and not fixed:
-            return Plan(0, costs.padded(len(rows), 1))
-        return Plan(self._depth)
+        return Plan(self._depth, costs.padded(len(rows), 1))
 
     def padded(self, rows: int, needed: int) -> int:
         """The width to give a window; see :class:`specdec.verify.pacing.Pace`."""

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Kind", "RoundTimes", "bucket"]
 
 _WARM_UP: Final = 1  # the first round of a shape makes kernels and plans
-_SETTLED: Final = 6  # rounds after which the mean follows slowly
-_SLOWEST: Final = 0.06
-_FOLLOWS: Final = 0.2  # of what a round is off, how much is taken for drift
+_SLOWEST: Final = 0.05
+_FOLLOWS: Final = 0.25  # of what a round is off, how much is taken for drift
 _SPIKE: Final = 1.6  # how much one round may be off the mean and still be believed whole
 
 
@@ -66,7 +65,7 @@ class _Seen:
             return
         if number > 2:
             time = min(max(time, self.time / _SPIKE), self.time * _SPIKE)
-        self.time += (time - self.time) * max(_SLOWEST, 1 / min(number, _SETTLED))
+        self.time += (time - self.time) * max(_SLOWEST, 1 / number)
 
     @property
     def known(self) -> bool:

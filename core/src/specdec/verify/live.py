@@ -163,7 +163,7 @@ class LiveRows:
         padded = None
         for row in self.rows:
             row.paced = plan.depth if row.request.adaptive else None
-        lane, rests = self.drafting.lane, plan.rests
+        lane, rests = self.drafting.lane, self._rests(plan)
         if rests and lane is not None and (lane.can_rest or not lane.is_open):
             # Recurrent rows cannot take back a position of a window that was padded.
             if plan.width > 1 and not self.state.records:
@@ -187,11 +187,16 @@ class LiveRows:
         begin = time.perf_counter()
         plan = self._pace.plan(self.rows)
         self._spent -= time.perf_counter() - begin  # it may have measured
-        if plan.rests and not self._rested:
+        rests = self._rests(plan)
+        if rests and not self._rested:
             for row in self.rows:
-                row.stats.pauses += 1
-        self._rested = plan.rests
+                row.stats.pauses += row.width > 0
+        self._rested = rests
         return plan
+
+    def _rests(self, plan: Plan) -> bool:
+        """Whether nobody is drafted for: no row insists on its number."""
+        return plan.rests and all(row.request.adaptive or not row.width for row in self.rows)
 
     def _tell_pace(self, flight: Flight, outcomes: Sequence[RowOutcome | None]) -> None:
         """Tell the pace what a round took and gave, and count what its rows were asked for."""
@@ -229,7 +234,7 @@ class LiveRows:
             if lane is None or flight.missed is None and lane.is_open:
                 return False
             self._next = self._next or self._planned()
-            if not self._next.rests:
+            if not self._rests(self._next):
                 return False
         elif flight.width != 1:
             return False

@@ -34,7 +34,7 @@ class Plan:
 
     @property
     def rests(self) -> bool:
-        """Whether the drafter is not asked at all."""
+        """Whether the drafter is not asked, unless a row insists on a number of its own."""
         return self.depth == 0
 
 
