@@ -27,6 +27,7 @@ _VARIABLE: Final = "SPECDEC_MEASURING_SECONDS"
 
 _CONTEXT: Final = 512
 _CHEAPER = 0.97  # a window is padded where that takes less than this share of the needed width
+_CHEAPER_PLAIN = 0.85
 _GUESS = 1.0
 
 log = logging.getLogger("specdec")
@@ -148,8 +149,10 @@ class Costs:
         found = self._padded.get((size, needed))
         if found is None:
             wider, time = self._curve.cheapest(size, needed, self._most_width, _CONTEXT)
-            own = self._plain[size] if needed == 1 else self._at(size, needed)
-            found = self._padded[size, needed] = wider if time < _CHEAPER * own else needed
+            # Plain windows follow each other without a wait, which a wider one has to make up for.
+            limit = _CHEAPER_PLAIN if needed == 1 else _CHEAPER
+            found = needed if time >= limit * self._at(size, needed) else wider
+            self._padded[size, needed] = found
         return found
 
     # What drafts are worth.
