@@ -33,6 +33,8 @@ from specdec.targets.recurrent.update import DeltaWindow
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+# Other backends round a window's projections otherwise than its positions'.
+COMPARES_BITS = mx.default_device().type == mx.cpu
 MODELS = ("qwen3_5", "qwen3_next", "kimi_linear", "olmo_hybrid")  # scalar gates and one of keys
 
 
@@ -61,6 +63,11 @@ def plainly(window: DeltaWindow, *, every: bool, backwards: bool = False) -> tup
 def backwards(window: DeltaWindow, /, *, every: bool) -> tuple[Any, Any]:
     """The same, with its sums from the other end."""
     return plainly(window, every=every, backwards=True)
+
+
+def weaker(window: DeltaWindow, /, *, every: bool) -> tuple[Any, Any]:
+    """Another rule, at half the rate: what comes of it is seen on any device."""
+    return plainly(evolve(window, beta=0.5 * window.beta), every=every)
 
 
 UPDATES: dict[str, Any] = {"plainly": plainly, "backwards": backwards}
@@ -170,7 +177,7 @@ def test_the_plain_stand_in_has_the_bits_of_mlx_lms_loop(
     window = window_of(shape, seed, dtype, **form)
     for got, want in zip(plainly(window, every=False), loop_of(window), strict=True):
         assert got.dtype == want.dtype
-        if mx.default_device().type == mx.cpu:
+        if COMPARES_BITS:
             assert same(got.reshape(want.shape), want)
 
 
@@ -319,8 +326,8 @@ def test_off_the_gpu_and_for_other_arrays_the_loop_is_used_without_a_try() -> No
 class Rows:
     """Rows of one model in one state, and each of them in a state of its own, fed one by one."""
 
-    def __init__(self, name: str, update: Any, seed: int = 0) -> None:
-        self.target, self.update = target(name), update
+    def __init__(self, name: str, seed: int = 0) -> None:
+        self.target = target(name)
         self.draw = np.random.default_rng(seed)
         self.state: Any = None
         self.alone: list[Any] = []
@@ -370,7 +377,7 @@ class Rows:
             )
             first = sum(array.ndim > 0 for array in self.recurrent(state, 0)[:2])
             for number, (got, want) in enumerate(pairs):
-                if number < first:
+                if number < first and COMPARES_BITS:
                     assert same(got, want), f"array {number} of row {row} has other bits"
                 np.testing.assert_allclose(np.array(got), np.array(want), atol=1e-3)
 
@@ -384,7 +391,7 @@ ROUNDS = ((4, (1, 4, 2)), (12, (5, 5, 5)), (12, (11, 3, 12)), (1, (1, 1, 1)), (3
 def test_what_ragged_rows_keep_of_windows_is_what_they_are_one_by_one(
     name: str, update: str, keep_steps: bool
 ) -> None:
-    rows = Rows(name, UPDATES[update])
+    rows = Rows(name)
     recurrence = rows.target.recurrence
     with (
         updating(rows.target, UPDATES[update]),
@@ -399,9 +406,10 @@ def test_what_ragged_rows_keep_of_windows_is_what_they_are_one_by_one(
 
 
 @pytest.mark.parametrize("reading", [True, False])
-def test_a_forward_that_went_past_the_update_would_be_noticed(reading: bool) -> None:
-    rows = Rows("qwen3_5", backwards)
-    with updating(rows.target, backwards):
+@pytest.mark.parametrize("update", [weaker, backwards] if COMPARES_BITS else [weaker])
+def test_a_forward_that_went_past_the_update_would_be_noticed(update: Any, reading: bool) -> None:
+    rows = Rows("qwen3_5")
+    with updating(rows.target, update):
         rows.join(6)
         rows.check()
         ids, own = rows.ids(1, 3), rows.alone[0]
@@ -411,7 +419,7 @@ def test_a_forward_that_went_past_the_update_would_be_noticed(reading: bool) -> 
         with updating(rows.target, None):
             rows.forward(rows.state, ids, reading=reading)
             rows.state.commit_round()
-    with pytest.raises(AssertionError, match="other bits"):
+    with pytest.raises(AssertionError, match=r"other bits|tolerance"):
         rows.check()
 
 
@@ -420,7 +428,7 @@ def test_a_forward_that_went_past_the_update_would_be_noticed(reading: bool) -> 
 def test_states_between_positions_are_asked_for_only_where_part_may_be_dropped(
     name: str, width: int, reading: bool
 ) -> None:
-    rows, asked = Rows(name, None), []
+    rows, asked = Rows(name), []
 
     def noting(window: DeltaWindow, /, *, every: bool) -> tuple[Any, Any]:
         asked.append((window.v.shape[1], every))
@@ -440,7 +448,7 @@ def test_states_between_positions_are_asked_for_only_where_part_may_be_dropped(
 @pytest.mark.parametrize("kept", [2, 16], ids=["in part", "whole"])
 @pytest.mark.parametrize("limit", [0, 1 << 30])
 def test_a_state_of_a_wide_window_does_not_pin_all_the_others(kept: int, limit: int) -> None:
-    rows = Rows("qwen3_5", plainly)
+    rows = Rows("qwen3_5")
     with updating(rows.target, plainly), mock.patch("specdec.state.recurrent._PINNED", limit):
         rows.join(2)
         with mock.patch.object(mx, "contiguous", wraps=mx.contiguous) as copied:
@@ -457,7 +465,7 @@ def test_mlx_lms_functions_are_its_own_during_a_forward_also_for_other_threads()
     module = __import__("mlx_lm.models.qwen3_5", fromlist=["x"])
     scopes = [vars(gated_delta), vars(module)]
     before = [dict(scope) for scope in scopes]
-    rows, calls = Rows("qwen3_5", None), [0]
+    rows, calls = Rows("qwen3_5"), [0]
     seen: list[Any] = []
     other = build("qwen3_5", seed=1)
 
@@ -483,7 +491,7 @@ def test_mlx_lms_functions_are_its_own_during_a_forward_also_for_other_threads()
 
 
 def test_an_update_that_raises_leaves_the_model_usable() -> None:
-    rows = Rows("qwen3_5", None)
+    rows = Rows("qwen3_5")
     with updating(rows.target, broken), pytest.raises(RuntimeError, match="expected a ;"):
         rows.join(3)
     rows.join(3)
