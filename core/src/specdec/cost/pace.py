@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["AdaptivePace"]
 
 _MARGIN = 0.02  # what another depth must be better by
-_TRIAL = 2  # rounds of one look
+_TRIAL = 3  # rounds of one look
 _HOPE = 0.8  # the chance of a draft that a look hopes to find
 _CLOSE = 1.15  # where drafting is not faster than this, plain rounds are timed again
 _STALE = 256  # rounds after which they are
 _SPARSE = 4  # rounds for which a larger batch keeps a choice
+_CHEAPEST = 1.2  # plain rounds that no look costs less than
+_SKIPS = 8  # times that a rest is prolonged without a new choice
 _AT_REST = 16  # rounds for which a drafter rests at least
-_NEW = 6.0  # plain rounds that the first round of a shape is charged with at most
+_NEW = 3.0  # plain rounds that a round of a new shape is charged with at most
+_MOST = 8.0  # and any other: what takes longer was disturbed
 _KEEP_EVERY = 2048  # rounds after which what was learned is written down
 
 
@@ -47,6 +50,8 @@ class AdaptivePace:
         self._looking = 0  # rounds that are left of a look
         self._was_look = False
         self._rested = 0
+        self._skipped = 0
+        self._members: tuple[int, ...] = ()
         self._rounds = 0
 
     def plan(self, rows: Sequence[Row]) -> Plan:
@@ -83,7 +88,7 @@ class AdaptivePace:
             costs.account.passed(seen.rounds)
             return
         # What a shape takes once, to make kernels and plans, says nothing about the next round.
-        price = min(time / plain, _NEW) if new else time / plain
+        price = min(time / plain, _NEW if new else _MOST)
         gain = 1 + sum(seen.accepted) / count - price
         costs.account.drafted(gain)
         for row, depth, accepted in zip(rows, seen.asked, seen.accepted, strict=True):
@@ -94,8 +99,11 @@ class AdaptivePace:
 
     def _choose(self, rows: Sequence[Row], adaptive: Sequence[Row]) -> None:
         costs, count = self._costs, len(rows)
+        if self._at_rest(adaptive):
+            return
         most = max(row.width for row in adaptive)
         depths = [depth for depth in costs.depths if depth <= most] or [most]
+        depths = list(self._near_known(count, depths))
         chances = []
         for row in adaptive:
             survival = costs.survival(row)
@@ -127,6 +135,27 @@ class AdaptivePace:
             self._depth, self._hold = look, 1
             self._looking, self._was_look = _TRIAL - 1, True
 
+    def _at_rest(self, adaptive: Sequence[Row]) -> bool:
+        """Whether the drafter rests on: nothing was learned, and nothing can be tried."""
+        members = tuple(map(id, adaptive))
+        same, self._members = members == self._members, members
+        if self._depth or not same or self._costs.account.affords(_CHEAPEST):
+            self._skipped = 0
+            return False
+        self._skipped += 1
+        if self._skipped < _SKIPS:
+            return True
+        self._skipped = 0
+        return False
+
+    def _near_known(self, rows: int, depths: Sequence[int]) -> Sequence[int]:
+        """Depths whose time is known or can be told from one that is: first the usual number."""
+        times, default = self._costs.times, self._costs.default
+        deepest = times.deepest(rows)
+        most = 2 * deepest + 1 if deepest else min(default, depths[-1])
+        near = [d for d in depths if d <= max(most, deepest)]
+        return near if deepest else [d for d in near if d == most] or near[-1:] or depths[:1]
+
     def _look(
         self,
         adaptive: Sequence[Row],
@@ -142,6 +171,8 @@ class AdaptivePace:
         the text may have become another one since.
         """
         costs, count = self._costs, len(adaptive) + len(others)
+        if not costs.account.affords(1):
+            return None
 
         def hoped(depth: int) -> float:
             return costs.times.drafted(count, depth, padded, hopeful=True)
@@ -150,7 +181,7 @@ class AdaptivePace:
         if best.depth:
             # What is known of the drafts is enough: only times are hoped for.
             unknown = [depth for depth in depths if not costs.times.knows(count, depth)]
-            if not unknown or not costs.account.affords(1):
+            if not unknown:
                 return None
             found = choose([*known, *others], unknown, hoped)
             return found.depth if found.speed > best.speed * (1 + _MARGIN) else None

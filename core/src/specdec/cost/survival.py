@@ -46,6 +46,7 @@ class Survival:
     shared: Survival | None = None
     _tried: list[float] = field(factory=list)
     _right: list[float] = field(factory=list)
+    _chances: list[float] = field(factory=list)  # as they follow from what was tried
     _surviving: list[float] = field(factory=list)
 
     def add(self, asked: int, accepted: int) -> None:
@@ -70,7 +71,7 @@ class Survival:
         for place in range(judged):
             tried[place] += 1
             right[place] += place < accepted
-        self._surviving = []
+        self._chances, self._surviving = [], []
         if self.shared is not None:
             self.shared.add(asked, accepted)
 
@@ -79,38 +80,48 @@ class Survival:
         share = FADING_AT_REST**rounds
         self._tried = [count * share for count in self._tried]
         self._right = [count * share for count in self._right]
-        self._surviving = []
+        self._chances, self._surviving = [], []
 
     def hoped(self, depth: int) -> list[float]:
         """As ``surviving``, if every place had been right once more than it was."""
-        products, product = [], 1.0
-        for place in range(depth):
-            tried = self._tried[place] if place < len(self._tried) else 0.0
-            count = tried + PRIOR
-            product *= min(_SURE, (self.chance(place) * count + 1) / (count + 1))
+        products, product, tried = [], 1.0, self._tried
+        for place, chance in enumerate(self.chances(depth)):
+            count = (tried[place] if place < len(tried) else 0.0) + PRIOR
+            product *= min(_SURE, (chance * count + 1) / (count + 1))
             products.append(product)
         return products
 
+    def chances(self, depth: int) -> Sequence[float]:
+        """That the draft at each place is right, if all before it are."""
+        known, tried, right = self._chances, self._tried, self._right
+        if len(known) >= depth:
+            return known[:depth]
+        shared = self.shared
+        weight = _BEGINNING if shared is None else PRIOR
+        priors = () if shared is None else shared.chances(depth)
+        for place in range(len(known), depth):
+            seen = place < len(tried)
+            if shared is not None:
+                prior = priors[place]
+            elif seen or not tried:
+                prior = _UNKNOWN
+            else:
+                prior = known[len(tried) - 1]
+            if seen:
+                prior = (right[place] + weight * prior) / (tried[place] + weight)
+            known.append(min(_SURE, prior))
+        return known
+
     def chance(self, place: int) -> float:
         """That the draft at a place is right, if all before it are."""
-        tried, right = 0.0, 0.0
-        if place < len(self._tried):
-            tried, right = self._tried[place], self._right[place]
-        if self.shared is not None:
-            prior = self.shared.chance(place)
-        elif tried or not self._tried:
-            prior = _UNKNOWN
-        else:
-            prior = self.chance(len(self._tried) - 1)
-        weight = PRIOR if self.shared is not None else _BEGINNING
-        return min(_SURE, (right + weight * prior) / (tried + weight))
+        return self.chances(place + 1)[place]
 
     def surviving(self, depth: int) -> Sequence[float]:
         """That drafts 1 to ``k`` are all accepted, for each k up to ``depth``."""
         known = self._surviving
         if len(known) < depth:
             product = known[-1] if known else 1.0
-            for place in range(len(known), depth):
-                product *= self.chance(place)
+            for chance in self.chances(depth)[len(known) :]:
+                product *= chance
                 known.append(product)
         return known[:depth]

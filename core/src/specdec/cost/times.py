@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Kind", "RoundTimes", "bucket"]
 
 _WARM_UP: Final = 1  # the first round of a shape makes kernels and plans
+_LEAST: Final = 3  # rounds before one is believed: of the first ones the fastest counts
 _SLOWEST: Final = 0.05
 _FOLLOWS: Final = 0.25  # of what a round is off, how much is taken for drift
 _SPIKE: Final = 1.6  # how much one round may be off the mean and still be believed whole
@@ -60,20 +61,19 @@ class _Seen:
             self.time = time
             return
         number = self.count - _WARM_UP
-        if number == 1:
+        if self.count <= _LEAST:
             self.time = min(time, self.time)
             return
-        if number > 2:
-            time = min(max(time, self.time / _SPIKE), self.time * _SPIKE)
+        time = min(max(time, self.time / _SPIKE), self.time * _SPIKE)
         self.time += (time - self.time) * max(_SLOWEST, 1 / number)
 
     @property
     def known(self) -> bool:
-        return self.count > _WARM_UP
+        return self.count >= _LEAST
 
     @property
     def settled(self) -> bool:
-        return self.count > _WARM_UP + 2
+        return self.count > _LEAST
 
 
 @define(eq=False)
@@ -106,7 +106,7 @@ class RoundTimes:
             rounds: how many.
 
         Returns:
-            Whether it is the first one of its kind.
+            Whether its kind is still new.
         """
         size = bucket(rows)
         for seen in self._seen.values():
@@ -122,7 +122,7 @@ class RoundTimes:
             self._note(self._silent, size, float(longest == 0), 0.0)
             if longest:
                 self._note(self._filled, size, longest / asked, 1.0)
-        return held.count == 1
+        return not held.settled
 
     @staticmethod
     def _note(shares: dict[int, float], size: int, value: float, first: float) -> None:
@@ -160,6 +160,11 @@ class RoundTimes:
         """Whether rounds that asked for so many drafts were seen."""
         return any(known == depth for known, _ in self._known(bucket(rows)))
 
+    def deepest(self, rows: int) -> int:
+        """The most drafts that rounds were seen to ask for; 0 where there were none."""
+        known = self._known(bucket(rows))
+        return known[-1][0] if known else 0
+
     def plain_age(self, rows: int, width: int = 1) -> int:
         """Rounds since the last plain one of this batch."""
         seen = self._seen.get(Kind(bucket(rows), 0, width))
@@ -172,7 +177,7 @@ class RoundTimes:
     def recall(self, times: Mapping[Kind, float]) -> None:
         """Begin with what was seen before, by this machine."""
         for kind, time in times.items():
-            self._seen.setdefault(kind, _Seen(time, _WARM_UP + 3))
+            self._seen.setdefault(kind, _Seen(time, _LEAST + 1))
 
     def _asked(self, size: int, depth: int, width: int, *, hopeful: bool) -> float:
         seen = self._seen.get(Kind(size, depth, width))
