@@ -31,7 +31,9 @@ BUDGET: Final = 0.02
 
 _ROUND: Final = (2, 4, 8, 16, 32)
 _WORTH = 0.95  # less than this of the time, or the rows stay as they are: clocks are not exact
-_TURNS = (3, 25)  # the least and the most that a median is taken of
+_MOSTLY = 0.8  # of the turns must agree
+_HOPELESS = 1.5  # times what the own number takes: not looked at again
+_TURNS = (5, 25)  # the least and the most that a median is taken of
 
 _measuring = threading.Lock()
 _spent = 0.0
@@ -102,25 +104,40 @@ def cheapest_rows(
         mx.eval(_padded(operation, given, count))
         return clock() - begin
 
-    timed(rows)
-    once = timed(rows)
-    if once > 0:
-        counts = counts[: int(budget / (once * (1 + _TURNS[0])))]
-    if len(counts) < 2:
-        return rows
-    for count in counts:
-        timed(count)
-    times: dict[int, list[float]] = {count: [] for count in counts}
-    end = clock() + budget * _TURNS[0] / (1 + _TURNS[0])
-    for turn in range(_TURNS[1]):
-        if turn >= _TURNS[0] and clock() >= end:
+    kept = _worth_a_look(counts, timed, budget)
+    times: dict[int, list[float]] = {count: [] for count in kept}
+    spent = 0.0
+    for turn in range(_TURNS[1] if len(kept) > 1 else 0):
+        if turn >= _TURNS[0] and spent > budget / 2:
             break
-        for place in range(len(counts)):
-            count = counts[(place + turn) % len(counts)]
+        for count in kept[turn % len(kept) :] + kept[: turn % len(kept)]:
             times[count].append(timed(count))
-    medians = {count: statistics.median(spent) for count, spent in times.items()}
-    best = min(counts, key=lambda count: (medians[count], count))
-    return best if medians[best] < _WORTH * medians[rows] else rows
+            spent += times[count][-1]
+    better = [count for count in kept[1:] if _is_cheaper(times[count], times[rows])]
+    return min(better, key=lambda count: statistics.median(times[count]), default=rows)
+
+
+def _worth_a_look(counts: Sequence[int], timed: Callable[[int], float], budget: float) -> list[int]:
+    """The own number, and those of the others that there is time for and that may be cheaper."""
+    timed(counts[0])
+    own = timed(counts[0])
+    spent, kept = own, [counts[0]]
+    for count in counts[1:]:
+        # As many turns as are due, of those that are kept and of this one.
+        if spent > budget / 2 or own * _TURNS[0] * (1 + len(kept)) > budget / 2:
+            break
+        timed(count)  # what loading a kernel takes is nobody's
+        once = timed(count)
+        spent += 2 * once
+        if once < _HOPELESS * own:
+            kept.append(count)
+    return kept
+
+
+def _is_cheaper(times: Sequence[float], own: Sequence[float]) -> bool:
+    """By the median, and turn by turn: on a busy machine a median alone may be chance."""
+    saves = statistics.median(times) < _WORTH * statistics.median(own)
+    return saves and sum(a < b for a, b in zip(times, own, strict=True)) >= _MOSTLY * len(own)
 
 
 class RowCounts:
@@ -171,6 +188,10 @@ class RowCounts:
                 begin = time.perf_counter()
                 try:
                     self._known[key] = self._find(operation, like, key[0])
+                except (RuntimeError, ValueError):
+                    # There may be no memory for more rows. What fails with the rows as they are
+                    # fails in the call itself, which comes next.
+                    self._known[key] = key[0]
                 finally:
                     _spent += time.perf_counter() - begin
             return self._known[key]
