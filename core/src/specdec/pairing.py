@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Self
 import mlx.core as mx
 
 from specdec.contract import Greedy, PrefillMode, validate_provider
-from specdec.cost import SECONDS, WIDTHS, AdaptivePace, Costs, CostStore
+from specdec.cost import WIDTHS, AdaptivePace, Costs, CostStore, measuring_seconds
 from specdec.errors import AdapterError, OptionError
 from specdec.verify.lane import DraftLane
 
@@ -34,11 +34,11 @@ class LoadedDrafter:
         adaptive: whether requests that do not say leave it to what is measured how many of these
             a round has; so where no number was given when it was loaded.
         measuring_seconds: what measuring rounds of one batch size may take, about, the first time
-            that this machine runs the model; 0 lets rounds alone tell.
+            that this machine runs the model; 0 lets rounds alone tell. The environment's
+            ``SPECDEC_MEASURING_SECONDS``, if it is set.
         progress: told of the share of such a measurement that is done.
     """
 
-    measuring_seconds: float = SECONDS
     most_adaptive: Final = WIDTHS[-1] - 1
 
     def __init__(self, kind: str, loaded: LoadedDraft, target: Target) -> None:
@@ -48,6 +48,7 @@ class LoadedDrafter:
         self.num_draft_tokens = loaded.num_draft_tokens
         self.max_draft_tokens = loaded.max_draft_tokens
         self.adaptive = False
+        self.measuring_seconds = measuring_seconds()
         self.progress: Callable[[float], None] | None = None
         self._costs: Costs | None = None
 

@@ -2,7 +2,7 @@
 
 from specdec.cost.account import Account
 from specdec.cost.choose import Choice, choose
-from specdec.cost.costs import SECONDS, Costs
+from specdec.cost.costs import Costs, measuring_seconds
 from specdec.cost.curve import Curve, Point
 from specdec.cost.measure import WIDTHS, Measured, measure
 from specdec.cost.pace import AdaptivePace
@@ -11,7 +11,6 @@ from specdec.cost.survival import Survival
 from specdec.cost.times import Kind, RoundTimes
 
 __all__ = [
-    "SECONDS",
     "WIDTHS",
     "Account",
     "AdaptivePace",
@@ -28,4 +27,5 @@ __all__ = [
     "choose",
     "identity_of",
     "measure",
+    "measuring_seconds",
 ]

@@ -56,6 +56,7 @@ def choose(
         margin: as a share of its speed.
     """
     best: Choice | None = None
+    top = 0.0
     for depth in depths:
         gained = sum(sum(chances[:depth]) for chances in surviving)
         round_ = Choice(depth, len(surviving) + gained, time(depth))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -12,22 +13,42 @@ from specdec.cost.measure import WIDTHS, measure
 from specdec.cost.store import CostStore, Kept, identity_of
 from specdec.cost.survival import Survival
 from specdec.cost.times import RoundTimes, bucket
+from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specdec.targets import Target
 
-__all__ = ["SECONDS", "Costs"]
+__all__ = ["Costs", "measuring_seconds"]
 
-SECONDS: Final = 1.5
-"""What measuring one batch size may take, about."""
+_SECONDS: Final = 1.5
+_VARIABLE: Final = "SPECDEC_MEASURING_SECONDS"
 
 _CONTEXT: Final = 512
 _CHEAPER = 0.97  # a window is padded where that takes less than this share of the needed width
+_CHEAPER_PLAIN = 0.85
 _GUESS = 1.0
 
 log = logging.getLogger("specdec")
+
+
+def measuring_seconds() -> float:
+    """What measuring rounds of one batch size may take, about: as the environment says, else 1.5.
+
+    Raises:
+        OptionError: the environment's ``SPECDEC_MEASURING_SECONDS`` is no number of seconds.
+    """
+    said = os.environ.get(_VARIABLE)
+    if said is None:
+        return _SECONDS
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise OptionError(f"{_VARIABLE} is {said!r}; give a number of seconds, or 0 for none")
+    return seconds
 
 
 class Costs:
@@ -57,7 +78,7 @@ class Costs:
         default: int,
         most: int,
         store: CostStore | None = None,
-        seconds: float = SECONDS,
+        seconds: float = _SECONDS,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._target = target
@@ -128,8 +149,10 @@ class Costs:
         found = self._padded.get((size, needed))
         if found is None:
             wider, time = self._curve.cheapest(size, needed, self._most_width, _CONTEXT)
-            own = self._plain[size] if needed == 1 else self._at(size, needed)
-            found = self._padded[size, needed] = wider if time < _CHEAPER * own else needed
+            # Plain windows follow each other without a wait, which a wider one has to make up for.
+            limit = _CHEAPER_PLAIN if needed == 1 else _CHEAPER
+            found = needed if time >= limit * self._at(size, needed) else wider
+            self._padded[size, needed] = found
         return found
 
     # What drafts are worth.

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Kind", "RoundTimes", "bucket"]
 
 _WARM_UP: Final = 1  # the first round of a shape makes kernels and plans
-_SETTLED: Final = 6  # rounds after which the mean follows slowly
-_SLOWEST: Final = 0.06
-_FOLLOWS: Final = 0.2  # of what a round is off, how much is taken for drift
+_SLOWEST: Final = 0.05
+_FOLLOWS: Final = 0.25  # of what a round is off, how much is taken for drift
 _SPIKE: Final = 1.6  # how much one round may be off the mean and still be believed whole
 
 
@@ -66,7 +65,7 @@ class _Seen:
             return
         if number > 2:
             time = min(max(time, self.time / _SPIKE), self.time * _SPIKE)
-        self.time += (time - self.time) * max(_SLOWEST, 1 / min(number, _SETTLED))
+        self.time += (time - self.time) * max(_SLOWEST, 1 / number)
 
     @property
     def known(self) -> bool:
@@ -93,19 +92,25 @@ class RoundTimes:
     _filled: dict[int, float] = field(factory=dict)  # positions of the others, of those asked for
     _beside: dict[int, list[tuple[int, float]]] = field(factory=dict)
 
-    def observe(self, rows: int, asked: int, width: int, longest: int, time: float) -> None:
-        """A round was seen.
+    def observe(
+        self, rows: int, asked: int, width: int, longest: int, time: float, rounds: int = 1
+    ) -> bool:
+        """A round was seen, or several plain ones.
 
         Args:
             rows: B.
             asked: the most drafts that were asked for; 0 where none were.
             width: positions of its window.
             longest: the longest draft that came.
-            time: milliseconds.
+            time: milliseconds; of several rounds the mean.
+            rounds: how many.
+
+        Returns:
+            Whether it is the first one of its kind.
         """
         size = bucket(rows)
         for seen in self._seen.values():
-            seen.age += 1
+            seen.age += rounds
         held = self._seen.setdefault(Kind(size, asked, width), _Seen())
         if held.settled:
             off = time / (self.drift * held.time)
@@ -117,6 +122,7 @@ class RoundTimes:
             self._note(self._silent, size, float(longest == 0), 0.0)
             if longest:
                 self._note(self._filled, size, longest / asked, 1.0)
+        return held.count == 1
 
     @staticmethod
     def _note(shares: dict[int, float], size: int, value: float, first: float) -> None:

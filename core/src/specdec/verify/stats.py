@@ -30,6 +30,7 @@ class GenerationStats:
         reason: why no drafter ran, why it stopped, or which part of a chain has; ``None`` if all
             of it ran to the end.
         num_draft_tokens: the most drafts a round could have; 0 without a drafter.
+        adaptive: whether rounds had as many of them as paid, by what was measured.
         rounds: verify windows whose samples were used.
         target_forwards: target forwards that gave tokens. A forward that only reads the last
             token into a caller's cache is not counted.
@@ -54,6 +55,7 @@ class GenerationStats:
     drafter: str | None = None
     reason: str | None = None
     num_draft_tokens: int = 0
+    adaptive: bool = False
     rounds: int = 0
     target_forwards: int = 0
     drafted: int = 0
