@@ -32,6 +32,9 @@ class _NoTexts:
     def encode(self, text: str, **_: Any) -> list[int]:
         raise OptionError(f"prompt {text[:40]!r} is a text, and there is no tokenizer; give ids")
 
+    def apply_chat_template(self, *_: Any, **__: Any) -> list[int]:
+        raise OptionError("a chat needs a tokenizer; give prompts of ids")
+
     def decode(self, _ids: Any, **_: Any) -> str:
         return ""
 

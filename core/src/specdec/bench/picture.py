@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.errors import OptionError
+from specdec.errors import OptionError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,8 @@ def check_picture(name: str) -> None:
         raise OptionError(f"picture {name} ends in no {', '.join(_KINDS)}; give one of these")
     if not path.parent.is_dir():
         raise OptionError(f"picture {name}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise OptionError(f"picture {name} is a folder; give a file in it")
     _figure(1, 1, 1, 1)
 
 
@@ -46,6 +48,7 @@ def draw_ratios(results: Sequence[Result], name: str, title: str, below: str) ->
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
+    _check_any(results, name)
     batches = list(dict.fromkeys(result.batch for result in results))
     sets = list(dict.fromkeys(result.prompt_set for result in results))
     labels = list(dict.fromkeys(r.label for r in results if r.name != "plain" and r.ratios))
@@ -71,6 +74,7 @@ def draw_growth(points: Sequence[GrowthPoint], name: str, title: str, below: str
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
+    _check_any(points, name)
     contexts = list(dict.fromkeys(point.context for point in points))
     names = list(dict.fromkeys(point.name for point in points))
     figure, panels = _figure(1, len(contexts), 1.5 + 3.1 * len(contexts), 4.2, sharey=True)
@@ -146,6 +150,11 @@ def _bars(panel: Any, here: Sequence[Result], sets: Sequence[str], labels: Seque
     panel.set_axisbelow(True)
 
 
+def _check_any(what: Sequence[Any], name: str) -> None:
+    if not what:
+        raise OptionError(f"picture {name}: there is nothing to draw; run something first")
+
+
 def _colour(name: str, names: Sequence[str]) -> str:
     if name == "plain":
         return "black"
@@ -172,7 +181,8 @@ def _finish(figure: Any, name: str, title: str, below: str) -> None:
     figure.supxlabel(below, fontsize=7, color="#555555")
     try:
         figure.savefig(name, dpi=160)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: an ending that is no picture's
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise OptionError(
-            f"picture {name} cannot be written ({error.strerror or error}); give another file"
+            f"picture {name} cannot be written ({reason}); give another file"
         ) from error

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-import specdec
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -33,7 +31,7 @@ def machine() -> dict[str, str]:
         "system": platform.system(),
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
-        "specdec": specdec.__version__,
+        "specdec": version("specdec-core"),
     }
 
 

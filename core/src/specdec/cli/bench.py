@@ -96,11 +96,15 @@ def _asked(args: argparse.Namespace) -> _Asked:
     ):
         if value < least:
             raise OptionError(f"{name} is {value}; give {least} or more")
-    batch = args.batch or (GROWTH_BATCHES if args.growth else "1")
+    batch = args.batch
+    if batch is None:
+        batch = GROWTH_BATCHES if args.growth else "1"
     batches = bench_inputs.numbers("--batch", batch)
     contexts = bench_inputs.numbers("--contexts", args.contexts, 2)
     chances = bench_inputs.shares("--simulate-acceptance", args.simulate_acceptance)
-    names = args.prompts or ("copy-heavy" if args.growth else ",".join(BUILT_IN))
+    names = args.prompts
+    if names is None:
+        names = "copy-heavy" if args.growth else ",".join(BUILT_IN)
     sets = bench_inputs.prompt_sets(names, args.limit)
     for option, file in (("--json", args.json), ("--markdown", args.markdown)):
         if file not in {None, "-"}:
