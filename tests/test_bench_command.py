@@ -157,7 +157,8 @@ MISTAKES = [
     (("--widths", "1,x"), "--widths is 1,x; give whole numbers of 1 or more"),
     (("--batch", "1,0"), "--batch is '1,0'; give whole numbers of 1 or more"),
     (("--batch", ""), "--batch is ''"),
-    (("--prompts", ""), "file  cannot be read"),
+    (("--prompts", ""), "--prompts '' has an empty name; give code, prose, "),
+    (("--prompts", "code,"), "--prompts 'code,' has an empty name"),
     (("--warmup", "-1"), "--warmup is -1; give 0 or more"),
     (("--phases", "-1"), "--phases is -1; give 0 or more"),
     (("--limit", "0"), "--limit is 0; give 1 or more"),
@@ -252,9 +253,10 @@ def test_a_text_needs_a_tokenizer_and_ids_do_not() -> None:
     for wrong, message in (({"batches": [0]}, "batches has 0"), ({"widths": [0]}, "widths has 0")):
         with pytest.raises(OptionError, match=message):
             bench.compare(model, None, [[1, 2]], **wrong)  # type: ignore[arg-type]
-    for prompts in ([], [[]], {"a": []}):
+    empty: list[Any] = [[], [[]], {"a": []}]
+    for prompts in empty:
         with pytest.raises(OptionError, match="give prompts of one token or more"):
-            bench.compare(model, None, prompts)  # type: ignore[arg-type]
+            bench.compare(model, None, prompts)
 
 
 def test_time_that_runs_out_leaves_turns_and_sets_out() -> None:

@@ -155,7 +155,8 @@ def test_phases_add_up_and_the_bound_has_no_host_in_it() -> None:
     assert found.tokens_per_round == 30
     assert found.per_round(found.draft) == 2000
     twice = summed([found, found])
-    assert (twice.rounds, twice.tokens, twice.bound) == (2, 60, pytest.approx(found.bound))
+    assert (twice.rounds, twice.tokens) == (2, 60)
+    assert twice.bound == pytest.approx(found.bound)
 
 
 def test_acceptance_is_counted_by_place_over_all_rows() -> None:
@@ -242,17 +243,18 @@ def test_growth_is_a_table_with_the_best_over_plain() -> None:
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_pictures_are_written(tmp_path: Path, ending: str) -> None:
     begins = {"png": b"\x89PNG", "svg": b"<?xml"}[ending]
-    for draw, what in ((draw_ratios, results()), (draw_growth, growth())):
-        file = tmp_path / f"{draw.__name__}.{ending}"
-        check_picture(str(file))
-        draw(what, str(file), "a title", "below")  # type: ignore[operator]
+    ratios, lines = (tmp_path / f"{name}.{ending}" for name in ("ratios", "growth"))
+    check_picture(str(ratios))
+    draw_ratios(results(), str(ratios), "a title", "below")
+    draw_growth(growth(), str(lines), "a title", "below")
+    for file in (ratios, lines):
         data = file.read_bytes()
         assert data.startswith(begins)
         assert len(data) > 5_000
     slower = [evolve(r, ratios=[0.5], shares=[]) for r in results()]
     other = tmp_path / f"other.{ending}"
     draw_ratios(slower, str(other), "a title", "below")
-    assert other.read_bytes() != (tmp_path / f"draw_ratios.{ending}").read_bytes()
+    assert other.read_bytes() != ratios.read_bytes()
     with pytest.raises(OptionError, match="nothing to draw"):
         draw_ratios([], str(other), "a title", "below")
     (tmp_path / f"folder.{ending}").mkdir()

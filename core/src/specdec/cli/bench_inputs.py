@@ -118,6 +118,8 @@ def prompt_sets(names: str, limit: int | None) -> dict[str, list[str] | None]:
     whole = find_prompts(names) is not None or _is_file(names)
     sets: dict[str, list[str] | None] = {}
     for name in [names] if whole else names.split(","):
+        if not name:
+            raise OptionError(f"--prompts {names!r} has an empty name; give {', '.join(BUILT_IN)}")
         if name in sets:
             raise OptionError(f"--prompts {names} has {name} twice; give each once")
         built_in = name in BUILT_IN and not (whole and name == names)
