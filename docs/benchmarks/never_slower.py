@@ -26,6 +26,7 @@ from attrs import frozen
 
 from specdec import bind_target, load_model
 from specdec.bench import built_in, compare
+from specdec.bench.report import machine
 from specdec.errors import SpecdecError, one_line
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def main() -> None:
         print(line(drafter, name, found), flush=True)
         everything.append(found)
     text = json.dumps(
-        {"device": str(mx.default_device()), "tokens": asked.tokens, "results": everything},
+        {"machine": machine(), "asked": vars(asked), "results": everything},
         default=lambda over: [over.median, over.low, over.high],
     )
     print(text)

@@ -24,6 +24,7 @@ from mlx import nn
 from mlx_lm.models import qwen3
 
 from specdec.bench import Simulated, compare, random_prompts
+from specdec.bench.report import as_json
 
 if TYPE_CHECKING:
     from specdec.bench import Result
@@ -139,7 +140,7 @@ def main() -> None:
         max_seconds=60 * asked.minutes,
         told=lambda result: print(line(result), flush=True),
     )
-    text = json.dumps({"asked": vars(asked), "results": [result.as_dict() for result in results]})
+    text = json.dumps(as_json(results, [], asked=vars(asked)))
     print(text)
     if asked.json:
         with open(asked.json, "w", encoding="utf-8") as file:

@@ -75,7 +75,7 @@ class Contest:
 
         Args:
             warmup: turns to throw away.
-            phase_turns: turns to look into.
+            phase_turns: turns to look into afterwards.
             bar: shows how far it is.
             until: no turn but the first begins later, as ``time.perf_counter`` tells it.
         """
@@ -89,12 +89,14 @@ class Contest:
             for place in range(len(self.entrants)):
                 at = (place + turn) % len(self.entrants)
                 ran = self._once(at, group)
-                if ran is None or turn < 0:
-                    continue
-                self.results[at].turns.append(ran)
-                if turn < phase_turns and not self.entrants[at].way.mlx_lm:
-                    self._look(at, group, ran)
+                if ran is not None and turn >= 0:
+                    self.results[at].turns.append(ran)
             bar.step()
+        # What is learned from rounds that are looked into must not steer those that are timed.
+        for turn in range(phase_turns):
+            if turn > 0 and until is not None and time.perf_counter() > until:
+                break
+            self._look_at(turn)
         self.judge()
 
     def _once(
@@ -133,22 +135,18 @@ class Contest:
         # Every text is learned, whatever became of those before it.
         return sum(texts.learn(ids, text) for ids, text in zip(group, turn.tokens, strict=True)) > 0
 
-    def _look(self, at: int, group: list[list[int]], timed: Turn) -> None:
-        """What the rounds of a turn are spent on, in another run of it right behind the timed one.
-
-        Args:
-            at: which run.
-            group: its prompts.
-            timed: the turn that the bound is for.
-        """
-        recorder, result = Recorder(), self.results[at]
-        with recording(recorder):
-            turn = self._once(at, group, recorder.reset)
-        if turn is None:
-            return
-        phases = recorder.phases(turn.seconds, turn.counted)
-        result.shares.append(phases.share(timed.speed))
-        result.phases = phases if result.phases is None else summed([result.phases, phases])
+    def _look_at(self, turn: int) -> None:
+        """What the rounds of a turn are spent on, in another run of it."""
+        for at, result in enumerate(self.results):
+            if self.entrants[at].way.mlx_lm or turn >= len(result.turns):
+                continue
+            recorder = Recorder()
+            with recording(recorder):
+                ran = self._once(at, self.groups[turn], recorder.reset)
+            if ran is not None:
+                phases = recorder.phases(ran.seconds, ran.counted)
+                result.shares.append(phases.share(result.turns[turn].speed))
+                result.phases = summed([*([result.phases] if result.phases else []), phases])
 
     def judge(self) -> None:
         """Ratios, and whether the tokens are the reference's."""
