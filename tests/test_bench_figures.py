@@ -185,6 +185,11 @@ def test_acceptance_is_counted_by_place_over_all_rows() -> None:
     assert Result("plain", turns=result.turns).remarks == []
 
 
+def test_labels_are_short() -> None:
+    assert Result("ngram,/some/where/b/", 3).label == "ngram,b@3"
+    assert Result("org/name").label == "name"
+
+
 def test_quartiles_of_few_values() -> None:
     assert quartiles([3.0]) == (3.0, 3.0)
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)

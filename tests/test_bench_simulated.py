@@ -130,7 +130,7 @@ def test_sampled_texts_are_plain_ones_too() -> None:
         None,
         prompts,
         simulate=[Simulated(0.7)],
-        sampling={"temp": 0.9, "seed": 4},
+        sampling={"temp": 0.9},
         max_tokens=16,
         warmup=0,
         phase_turns=0,

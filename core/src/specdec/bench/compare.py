@@ -67,7 +67,8 @@ def compare(
         with_mlx_lm: whether mlx-lm's own plain decoding is timed as well.
         options: settings of the drafters' kinds; see :func:`specdec.bench.options_for`.
         max_tokens: tokens per prompt.
-        sampling: keywords of :func:`specdec.stream_generate`; greedy by default.
+        sampling: keywords of :func:`specdec.stream_generate`; greedy by default. The seed is 0
+            where none is given.
         warmup: turns per set and batch size that are thrown away. On CUDA a shape that comes for
             the first time costs far more, so take several.
         phase_turns: turns that are run once more for what their rounds are spent on; 0 for none.
@@ -91,7 +92,8 @@ def compare(
     tokenizer = text_or_none(tokenizer)
     sets = _sets(prompts, tokenizer)
     _check(batches, widths, warmup, phase_turns, max_tokens)
-    setting = Setting(model, tokenizer, max_tokens, sampling or {})
+    seeded = {"seed": 0, **sampling} if sampling and sampling.get("temp") else sampling or {}
+    setting = Setting(model, tokenizer, max_tokens, seeded)
     entrants = load_entrants(
         setting, drafters, widths, simulate, options=options or {}, with_mlx_lm=with_mlx_lm
     )

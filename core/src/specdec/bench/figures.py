@@ -63,8 +63,9 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The run in a few letters, such as ``ngram@4`` for a fixed width."""
-        return self.name if self.width is None else f"{self.name}@{self.width}"
+        """The run in short: ``ngram@4`` has a fixed width, and a folder is its last name."""
+        parts = [part.rstrip("/").rpartition("/")[2] for part in self.name.split(",")]
+        return ",".join(parts) + ("" if self.width is None else f"@{self.width}")
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
