@@ -91,6 +91,7 @@ def test_generate_streams_the_text_and_then_says_what_ran(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ("generate", "--prompt", PROMPT, "--max-tokens", "12", "--drafter", "ngram")
+    options = (*options, "--num-draft-tokens", "3")
     expected = as_json(capsys, *options)
     status, out, err = run(capsys, *options)
     text, _, summary = out.partition(f"\n{'=' * 10}\n")
@@ -99,6 +100,23 @@ def test_generate_streams_the_text_and_then_says_what_ran(
     assert summary.splitlines()[0] == "drafter: ngram, 3 drafts a round"
     assert f"tokens: 12 in {expected['target_forwards']} forwards" in summary
     assert "by position 100%" in summary
+
+
+def test_without_a_number_the_summary_says_what_rounds_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("generate", "--prompt", PROMPT, "--max-tokens", "12", "--drafter", "ngram")
+    found = as_json(capsys, *options)
+    assert found["adaptive"] is True
+    assert sum(found["widths"].values()) >= found["rounds"]
+    _, out, _ = run(capsys, *options)
+    summary = out.partition(f"\n{'=' * 10}\n")[2].splitlines()
+    assert summary[0] == "drafter: ngram, up to 15 drafts a round"
+    assert summary[1].startswith("drafts asked for: ")
+    most = as_json(capsys, *options, "--num-draft-tokens", "2", "--adaptive")
+    assert (most["adaptive"], most["num_draft_tokens"]) == (True, 2)
+    assert set(map(int, most["widths"])) <= {0, 1, 2}
+    assert most["text"] == found["text"]
 
 
 def test_no_drafts_asked_for_runs_plain_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

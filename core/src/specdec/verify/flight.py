@@ -100,6 +100,7 @@ class Flight:
         logits: ``[B, W, V]`` as the target gave them, where rows are drawn position by position.
         masks: what constraints allow, by row: ``[n, V]`` of the first n positions.
         settled: whether the target's rows have already kept the window.
+        missed: ``[B, W]`` ids of a plain window that a drafter at rest reads later; else ``None``.
     """
 
     draw: Draw
@@ -109,6 +110,7 @@ class Flight:
     logits: mx.array | None = None
     masks: Mapping[int, mx.array | None] = field(factory=dict)
     settled: bool = False
+    missed: mx.array | None = None
 
     @property
     def row_count(self) -> int:
@@ -119,6 +121,11 @@ class Flight:
     def width(self) -> int:
         """Positions of the window, W."""
         return self.draw.samples.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether each row's pending token is all that it verifies."""
+        return self.proposed.device is None and not any(self.proposed.rows)
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:

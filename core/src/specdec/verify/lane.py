@@ -17,6 +17,7 @@ from specdec.contract import ContextKind, SupportsConsume, SupportsStandDown, Sw
 from specdec.drafting.checks import row_reasons
 from specdec.errors import one_line
 from specdec.verify.asking import DraftRounds
+from specdec.verify.backlog import MOST, Backlog
 from specdec.verify.drafts import Drafts
 from specdec.verify.members import Joining, Members, MemberSampling
 from specdec.verify.prompts import DraftPrompts
@@ -77,6 +78,7 @@ class DraftLane:
         self.failures = 0
         self._clean = 0  # rounds since the last exception
         self._leaving: list[Row] = []  # they stood down, and leave between rounds
+        self._backlog = Backlog()
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
 
@@ -132,14 +134,17 @@ class DraftLane:
             for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True))
             if checkpoint is not None
         ]
+        self.catch_up()
         return self._members.prepare(joining, self._build(sampling), self._refuse)
 
     def filter_rows(self, keep: Sequence[int]) -> None:
         """Retire and reorder rows, members or not."""
+        self._backlog.filter(keep)
         self._try(lambda: self._members.filter_rows(keep))
 
     def capture(self, row: int) -> RowCheckpoint | None:
         """A row's checkpoint between rounds; ``None`` for no member, or after a failure."""
+        self.catch_up()
         return self._try(lambda: self._members.capture(row))
 
     def bring_in(self, rows: Sequence[Row], sampling: RowSamplers) -> None:
@@ -153,6 +158,7 @@ class DraftLane:
             sampling: the group's samplers.
         """
         members = self._members
+        self.catch_up()
         self._let_leave()
         if len(members.rows) == len(rows):
             return
@@ -232,6 +238,37 @@ class DraftLane:
 
     def _take(self, group: DraftRowGroup) -> None:
         self._members.group = group
+
+    # Rest.
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether the drafter can miss plain windows, and read them later."""
+        return isinstance(self._members.group, SupportsConsume) and bool(self._members.rows)
+
+    def follow(self, tokens: mx.array, context: mx.array | None, kept: Sequence[int]) -> None:
+        """A plain window was committed that the drafter was not asked for.
+
+        Args:
+            tokens: ``[B, W]`` ids, of which the first is the window's own.
+            context: ``[B, W, ·]`` hidden states there, or ``None``.
+            kept: B ints, 1 where the row keeps the position, else 0.
+        """
+        if not self.is_open:
+            return
+        self._backlog.add(tokens, context, kept)
+        if len(self._backlog) >= MOST:
+            self.catch_up()
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Rows give back the last position that they followed: B ints, 0 or 1."""
+        self._backlog.shorten(counts)
+
+    def catch_up(self) -> None:
+        """Let the drafter read what it has missed."""
+        if self._backlog:
+            missed = self._backlog.take()
+            self._try(lambda: self._members.follow(*missed))
 
     # Rounds.
 
@@ -323,6 +360,7 @@ class DraftLane:
         """
         if not self.is_open:
             return None
+        self.catch_up()
         with self._rounds.lending(state, self._bind_draws(rows)):
             return self._try(lambda: self._rounds.preview(len(rows)))
 
@@ -333,6 +371,7 @@ class DraftLane:
             chunks: what each row's target has read, its pending token first.
             context: ``[B, L, ·]`` hidden states there, or ``None``.
         """
+        self.catch_up()
         if isinstance(self._members.group, SupportsConsume):
             self._try(lambda: self._members.consume(chunks, context))
         elif self.is_open:
@@ -364,6 +403,7 @@ class DraftLane:
         self._members.rows = {}
 
     def _drop(self) -> None:
+        self._backlog.clear()
         group, self._members.group = self._members.group, None
         if group is not None:
             self._give_up(group.close)

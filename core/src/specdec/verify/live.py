@@ -6,6 +6,8 @@ what a failure means, is the group's matter (``verify/group.py``).
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -14,6 +16,7 @@ from specdec.contract import Swap, commit_all
 from specdec.sampling import RowSamplers
 from specdec.verify.external import read_external
 from specdec.verify.handover import leave
+from specdec.verify.pacing import AS_ASKED, Plan, Seen
 from specdec.verify.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from specdec.targets import Target
     from specdec.verify.drafting import DraftSide
     from specdec.verify.flight import Flight
+    from specdec.verify.pacing import Pace
     from specdec.verify.prefill import Reading
     from specdec.verify.round import RowOutcome
     from specdec.verify.row import Row
@@ -37,6 +41,7 @@ class LiveRows:
     Args:
         target: the bound target.
         drafting: who drafts for them.
+        pace: chooses how many drafts a round asks for, of rows that leave that to it; or ``None``.
 
     Attributes:
         rows: the host's side.
@@ -47,7 +52,7 @@ class LiveRows:
         firsts: by row, logits after a prompt that was read whole, until they are drawn.
     """
 
-    def __init__(self, target: Target, drafting: DraftSide) -> None:
+    def __init__(self, target: Target, drafting: DraftSide, pace: Pace | None = None) -> None:
         self._target = target
         self.rows: list[Row] = []
         self.state: RowState | None = None
@@ -57,6 +62,10 @@ class LiveRows:
         self.firsts: dict[int, mx.array] = {}
         self._verifier = Verifier(target, self.samplers)
         self._rounds = 0
+        self._pace = pace
+        self._next: Plan | None = None  # of the round after the one in the air
+        self._rested = False
+        self._spent = 0.0  # seconds of the round, without what consumers took
 
     @property
     def kind(self) -> list[str | None]:
@@ -71,6 +80,7 @@ class LiveRows:
         """
         if not self.rows:
             self.state = None  # the next rows may be of another kind
+        self._next = None
         if self.flight is not None:
             # The live rows use its samples in the next round, and the new rows begin after it.
             self.commit_plain(self.flight)
@@ -127,20 +137,86 @@ class LiveRows:
 
         The round is open on ``state`` afterwards, unless the window is settled.
         """
-        assert self.state is not None
+        self._spent -= time.perf_counter()
         flight, self.flight = self.flight, None
         if flight is None:
-            self._tell_room()
-            lane = self.drafting.ready(self.rows, self.samplers)
-            flight = self._verifier.launch(self.rows, self.state, lane)
+            flight = self._launch()
         if self._may_begin_early(flight):
             self.commit_plain(flight)
-            self.flight = self._verifier.launch(self.rows, self.state, None, after=flight)
+            self.flight = self._launch(after=flight)
         outcomes = self._verifier.land(self.rows, flight, self.drafting.lane)
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
+        self._spent += time.perf_counter()
+        self._tell_pace(flight, outcomes)
         return flight, outcomes
+
+    def _launch(self, after: Flight | None = None) -> Flight:
+        """Submit a window.
+
+        Args:
+            after: a plain window that is not read yet, on whose samples it is built.
+        """
+        assert self.state is not None
+        plan, self._next = self._next or self._planned(), None
+        padded = None
+        for row in self.rows:
+            row.paced = plan.depth if row.request.adaptive else None
+        lane, rests = self.drafting.lane, self._rests(plan)
+        if rests and lane is not None and (lane.can_rest or not lane.is_open):
+            # Recurrent rows cannot take back a position of a window that was padded.
+            if plan.width > 1 and not self.state.records:
+                padded = partial(max, plan.width)
+            lane = lane if lane.is_open else None
+        elif after is not None:
+            lane, rests = None, False
+        else:
+            rests = False
+            self._tell_room()
+            lane = self.drafting.ready(self.rows, self.samplers)
+            if plan.depth and self._pace is not None and self.state.can_roll_back:
+                padded = partial(self._pace.padded, len(self.rows))
+        return self._verifier.launch(
+            self.rows, self.state, lane, after=after, rests=rests, padded=padded
+        )
+
+    def _planned(self) -> Plan:
+        if self._pace is None or not self.drafting.wanted(self.rows):
+            return AS_ASKED
+        begin = time.perf_counter()
+        plan = self._pace.plan(self.rows)
+        self._spent -= time.perf_counter() - begin  # it may have measured
+        rests = self._rests(plan)
+        if rests and not self._rested:
+            for row in self.rows:
+                row.stats.pauses += row.width > 0
+        self._rested = rests
+        return plan
+
+    def _rests(self, plan: Plan) -> bool:
+        """Whether nobody is drafted for: no row insists on its number."""
+        return plan.rests and all(row.request.adaptive or not row.width for row in self.rows)
+
+    def _tell_pace(self, flight: Flight, outcomes: Sequence[RowOutcome | None]) -> None:
+        """Tell the pace what a round took and gave, and count what its rows were asked for."""
+        seconds, self._spent = self._spent, 0.0
+        asked = list(flight.proposed.depths)
+        rows = self.rows[: flight.row_count]
+        for row, depth in zip(rows, asked, strict=True):
+            row.stats.count_width(depth)
+        if self._pace is None or not self.drafting.wanted(rows):
+            return
+        accepted = [
+            0 if outcome is None else max(0, outcome.acceptance.accepted - outcome.forced)
+            for outcome in outcomes[: len(rows)]
+        ]
+        longest = max(map(len, flight.proposed.rows), default=0)
+        if flight.proposed.device is not None:
+            longest = flight.proposed.device.tokens.shape[1]
+        rests = flight.missed is not None
+        seen = Seen(asked, accepted, longest, flight.width, seconds, rests)
+        self._pace.observe(rows, seen)
 
     def _tell_room(self) -> None:
         """Tell each row how many positions its next window can keep."""
@@ -151,7 +227,16 @@ class LiveRows:
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
         assert self.state is not None
-        if self.drafting.wanted(self.rows) or flight.width != 1 or not self.state.can_roll_back:
+        if not flight.plain or not self.state.can_roll_back:
+            return False
+        if self.drafting.wanted(self.rows):
+            lane = self.drafting.lane
+            if lane is None or flight.missed is None and lane.is_open:
+                return False
+            self._next = self._next or self._planned()
+            if not self._rests(self._next):
+                return False
+        elif flight.width != 1:
             return False
         if flight.row_count < len(self.rows):
             return False
@@ -168,10 +253,19 @@ class LiveRows:
         if flight.settled:
             return
         assert self.state is not None
-        self.state.commit_round()
+        if flight.width == 1:
+            self.state.commit_round()
+        else:
+            self.state.rollback([1] * flight.row_count)
         for row in self.rows:
             row.processed += 1
         flight.settled = True
+        self._follow(flight, [1] * flight.row_count)
+
+    def _follow(self, flight: Flight, kept: Sequence[int]) -> None:
+        """Let a drafter at rest know of a plain window that was committed."""
+        if flight.missed is not None and self.drafting.lane is not None:
+            self.drafting.lane.follow(flight.missed, flight.context, kept)
 
     def commit(self, kept: Sequence[int], flight: Flight) -> None:
         """End a window: each row keeps its pending token and its first drafts.
@@ -183,11 +277,15 @@ class LiveRows:
         if flight.settled:
             return
         assert self.state is not None
+        begin = time.perf_counter()
         self.state.rollback([1 + count for count in kept])
         for row, count in zip(self.rows, kept, strict=True):
             row.processed += 1 + count
-        if self.drafting.lane is not None:
+        if flight.missed is not None:
+            self._follow(flight, [1] * flight.row_count)
+        elif self.drafting.lane is not None:
             self.drafting.lane.commit(kept, flight.context)
+        self._spent = time.perf_counter() - begin
 
     def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
         """Take checked tokens that somebody else chose, between rounds.
@@ -198,6 +296,7 @@ class LiveRows:
         """
         self.drop_flight()
         self._leave_pending_unread()
+        self._next = None
         lane = self.drafting.ready(self.rows, self.samplers)
         assert self.state is not None
         read_external(self._target, self.state, lane, self.rows, tokens, step_size=step_size)
@@ -209,6 +308,8 @@ class LiveRows:
             return
         assert self.state is not None
         self.state.take_back([int(each) for each in early])
+        if self.drafting.lane is not None:
+            self.drafting.lane.take_back([int(each) for each in early])
         for row, each in zip(self.rows, early, strict=True):
             row.processed -= each
 
@@ -234,6 +335,7 @@ class LiveRows:
         keep = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(keep) == len(self.rows):
             return
+        self._next = None
         assert self.state is not None
         flight = self.flight
         if flight is not None and not flight.settled:
@@ -244,6 +346,7 @@ class LiveRows:
             for row, count in zip(self.rows, early, strict=True):
                 row.processed += count
             flight.settled = True
+            self._follow(flight, early)
         lane = self.drafting.lane
         for index, row in enumerate(self.rows):
             if row.finish is not None:
@@ -262,13 +365,12 @@ class LiveRows:
 
     def drop_flight(self) -> None:
         """Take back a window that was begun early; its draws depend on seed and step alone."""
-        state, self.flight = self.state, None
+        state, flight, self.flight = self.state, self.flight, None
         if state is None or not state.open_width:
             return
         if state.can_roll_back or state.open_width > 1:
             state.rollback([0] * state.row_count)
             return
         # Its one position is the pending token, which was emitted and may as well be kept.
-        state.commit_round()
-        for row in self.rows:
-            row.processed += 1
+        assert flight is not None
+        self.commit_plain(flight)

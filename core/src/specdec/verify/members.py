@@ -249,6 +249,24 @@ class Members:
             context = mx.take(context[:, :longest], places, axis=0)
         self.group.consume(mx.array(padded, mx.int32), context, [len(chunk) for chunk in mine])
 
+    def follow(self, tokens: mx.array, context: mx.array | None, lengths: Sequence[int]) -> None:
+        """Let the draft group read what the target read while it rested.
+
+        Args:
+            tokens: ``[B, L]`` ids of all rows of the verify group.
+            context: ``[B, L, ·]`` hidden states there, or ``None``.
+            lengths: B ints, how many of them each row keeps.
+        """
+        if self.group is None or not any(lengths[place] for place in self.rows):
+            return
+        assert isinstance(self.group, SupportsConsume)
+        places = self.places(len(lengths))
+        if places is not None:
+            index = mx.array(places, mx.int32)
+            tokens = mx.take(tokens, index, axis=0)
+            context = None if context is None else mx.take(context, index, axis=0)
+        self.group.consume(tokens, context, list(pick(lengths, places)))
+
     def remove(self, places: Collection[int]) -> None:
         """Let rows be members no more; they stay in the verify group."""
         if not places:

@@ -35,6 +35,7 @@ class Row:
         constraint: what it may emit, if that is restricted.
         ends: tells where its output ends, and its text.
         width: the most drafts per round now; 0 where the row stands down.
+        paced: the most drafts of the next round where a pace says, at most ``width``.
         room: positions that its next window can keep at most, where its state has a limit.
         processed: how many of ``tokens`` (and the end token) the target has read.
         end_token: the end token that ended the row.
@@ -54,6 +55,7 @@ class Row:
     constraint: TokenConstraint | None = None
     ends: RowEnds | None = None
     width: int = 0
+    paced: int | None = None
     room: int | None = None
     processed: int = 0
     end_token: int | None = None
@@ -156,9 +158,14 @@ class Row:
         return None if limit < 0 else limit - self.steps
 
     @property
+    def asked_width(self) -> int:
+        """Drafts that the next round is to have at most."""
+        return self.width if self.paced is None else min(self.width, self.paced)
+
+    @property
     def depth(self) -> int:
         """Drafts that the next round may have: the last token of a budget is never drafted."""
-        return self.within_budget(self.width)
+        return self.within_budget(self.asked_width)
 
     def within_budget(self, drafts: int) -> int:
         """At most so many drafts, none for the last token of the budget, and none out of room."""

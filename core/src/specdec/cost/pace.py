@@ -1,0 +1,166 @@
+"""Choosing, round by round, how many drafts a group of rows asks for.
+
+The choice is the depth with the most expected tokens per millisecond, plain decoding among them.
+Where plain decoding wins the drafter rests; now and then it is asked again, as often as the account
+of what trying may cost allows, because texts change and so does what a round takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specdec.cost.choose import choose
+from specdec.verify.pacing import AS_ASKED, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from specdec.cost.choose import Choice
+    from specdec.cost.costs import Costs
+    from specdec.verify.pacing import Seen
+    from specdec.verify.row import Row
+
+__all__ = ["AdaptivePace"]
+
+_MARGIN = 0.02  # what another depth must be better by
+_TRIAL = 2  # rounds of one look
+_HOPE = 0.8  # the chance of a draft that a look hopes to find
+_CLOSE = 1.15  # where drafting is not faster than this, plain rounds are timed again
+_STALE = 256  # rounds after which they are
+_SPARSE = 4  # rounds for which a larger batch keeps a choice
+_KEEP_EVERY = 2048  # rounds after which what was learned is written down
+
+
+class AdaptivePace:
+    """The pace of one group.
+
+    Args:
+        costs: what is known, shared with other groups of the drafter.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._depth = 0
+        self._left = 0  # rounds for which the depth is kept
+        self._looking = False
+        self._rested = 0
+        self._planned = 0
+        self._rounds = 0
+        self._members: tuple[int, ...] = ()
+
+    def plan(self, rows: Sequence[Row]) -> Plan:
+        """What the next round is to be; see :class:`specdec.verify.pacing.Pace`."""
+        adaptive = [row for row in rows if row.width and row.request.adaptive]
+        if not adaptive:
+            return AS_ASKED
+        costs = self._costs
+        costs.prepare(len(rows))
+        members = tuple(map(id, adaptive))
+        if members != self._members:
+            self._members, self._left = members, 0
+            self._depth = self._depth or costs.default
+        if self._left > 0:
+            self._left -= 1
+        else:
+            self._choose(rows, adaptive)
+        return Plan(self._depth, costs.padded(len(rows), 1))
+
+    def padded(self, rows: int, needed: int) -> int:
+        """The width to give a window; see :class:`specdec.verify.pacing.Pace`."""
+        return self._costs.padded(rows, needed)
+
+    def observe(self, rows: Sequence[Row], seen: Seen) -> None:
+        """A round is over; see :class:`specdec.verify.pacing.Pace`."""
+        costs, count = self._costs, len(rows)
+        time = 1000 * seen.seconds
+        before = costs.times.plain(count, costs.padded(count, 1))
+        asked = max(seen.asked, default=0)
+        costs.times.observe(count, asked, seen.width, seen.longest, time)
+        self._rounds += 1
+        if self._rounds % _KEEP_EVERY == 0:
+            costs.keep()
+        if seen.rests or not asked:
+            self._rested += 1
+            costs.account.passed(time / before)
+            return
+        tokens = 1 + sum(seen.accepted) / count
+        gain = tokens - time / before
+        costs.account.drafted(gain)
+        for row, depth, accepted in zip(rows, seen.asked, seen.accepted, strict=True):
+            if depth:
+                costs.survival(row).add(depth, min(accepted, depth))
+        if self._looking and gain > 0:
+            self._left = max(self._left, 1)  # it pays here: look on
+
+    def _choose(self, rows: Sequence[Row], adaptive: Sequence[Row]) -> None:
+        costs, count = self._costs, len(rows)
+        most = max(row.width for row in adaptive)
+        depths = [depth for depth in costs.depths if depth <= most] or [most]
+        chances = []
+        for row in adaptive:
+            survival = costs.survival(row)
+            if self._rested:
+                survival.rest(self._rested)
+            chances.append(survival.surviving(min(row.width, most)))
+        self._rested = 0
+        plain_width = costs.padded(count, 1)
+        plain = costs.times.plain(count, plain_width)
+
+        def padded(needed: int) -> int:
+            return costs.padded(count, needed)
+
+        def time(depth: int) -> float:
+            return costs.times.drafted(count, depth, padded) if depth else plain
+
+        # Rows that are not adaptive stand in the batch, and are no reason for another width.
+        others: list[Sequence[float]] = [[]] * (count - len(adaptive))
+        best = choose([*chances, *others], (0, *depths), time, kept=self._depth, margin=_MARGIN)
+        self._depth, self._looking = best.depth, False
+        self._left = _SPARSE - 1 if count > 4 or not best.depth else 0
+        close = best.depth and best.speed < _CLOSE * count / plain
+        if close and costs.times.plain_age(count, plain_width) > _STALE:
+            self._depth, self._left = 0, _TRIAL
+            return
+        look = self._look(adaptive, others, depths, best, plain, padded)
+        if look is not None and look != best.depth:
+            self._depth, self._left, self._looking = look, _TRIAL - 1, True
+
+    def _look(
+        self,
+        adaptive: Sequence[Row],
+        others: Sequence[Sequence[float]],
+        depths: Sequence[int],
+        best: Choice,
+        plain: float,
+        padded: Callable[[int], int],
+    ) -> int | None:
+        """A depth that may be better than the best that is known, if there is means to look.
+
+        First what rounds have said so far is read hopefully. Where even that says plain decoding,
+        the text may have become another one since.
+        """
+        costs, count = self._costs, len(adaptive) + len(others)
+
+        def hoped(depth: int) -> float:
+            return costs.times.drafted(count, depth, padded, hopeful=True)
+
+        known = [costs.survival(row).surviving(row.width) for row in adaptive]
+        if best.depth:
+            # What is known of the drafts is enough: only times are hoped for.
+            unknown = [depth for depth in depths if not costs.times.knows(count, depth)]
+            if not unknown or not costs.account.affords(1):
+                return None
+            found = choose([*known, *others], unknown, hoped)
+            return found.depth if found.speed > best.speed * (1 + _MARGIN) else None
+        chances = [costs.survival(row).hoped(row.width) for row in adaptive]
+        found = choose([*chances, *others], depths, hoped)
+        if found.speed <= best.speed:
+            # The text may have become another one since.
+            depth = min(costs.default, depths[-1])
+            hope = [[_HOPE ** (k + 1) for k in range(row.width)] for row in adaptive]
+            found = choose([*hope, *others], [depth], hoped)
+            if found.speed <= best.speed:
+                return None  # not even good drafts would pay here
+        expected = 1 + sum(sum(each[: found.depth]) for each in known) / count
+        price = 0.5 + _TRIAL * max(0.25, found.time / plain - expected)
+        return found.depth if costs.account.affords(price) else None
