@@ -14,6 +14,7 @@ from specdec.bench.no_text import text_or_none
 from specdec.bench.phases import Recorder, recording
 from specdec.bench.simulated import Texts
 from specdec.bench.turns import Setting, Turn, Way
+from specdec.cost.times import RoundTimes
 from specdec.verify.flight import Flight
 from specdec.verify.lane import DraftLane
 from specdec.verify.live import LiveRows
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from specdec.bench.phases import Phases
 
 WRAPPED = [
+    (RoundTimes, "observe"),
+    (DraftLane, "bring_in"),
+    (DraftLane, "catch_up"),
     (DraftLane, "propose"),
     (DraftLane, "commit"),
     (Verifier, "launch"),

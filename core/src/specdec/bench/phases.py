@@ -2,7 +2,8 @@
 
 The executor's collaborators are wrapped from outside for the length of a block. Each phase ends
 with the evaluation of what it made, so that the next begins with an idle device; that takes away
-what overlaps in a normal run, whose code and speed are not touched.
+what overlaps in a normal run, whose code and speed are not touched. What rounds take here is not
+learned from.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from attrs import define, field, frozen
 
+from specdec.cost.times import RoundTimes
 from specdec.verify.flight import Flight
 from specdec.verify.lane import DraftLane
 from specdec.verify.live import LiveRows
@@ -172,11 +174,15 @@ def recording(recorder: Recorder) -> Iterator[None]:
         return owner, verb, original
 
     wrapped: list[tuple[Any, str, Any]] = []
+    learn = RoundTimes.observe
     try:
+        # Rounds take longer here, which nobody is to learn from.
+        RoundTimes.observe = lambda *_args, **_options: None  # type: ignore[method-assign]
         for owner, verb, phase, made in _WRAPPED:
             wrapped.append(wrap(owner, verb, phase, made))
         yield
     finally:
+        RoundTimes.observe = learn  # type: ignore[method-assign]
         for owner, verb, original in reversed(wrapped):
             setattr(owner, verb, original)
 
@@ -206,6 +212,8 @@ def _caches(live: Any, _result: Any) -> list[mx.array]:
 
 
 _WRAPPED: tuple[tuple[Any, str, str, Callable[[Any, Any], list[mx.array]]], ...] = (
+    (DraftLane, "bring_in", "draft", _nothing),
+    (DraftLane, "catch_up", "draft", _nothing),
     (DraftLane, "propose", "draft", _drafts),
     (DraftLane, "commit", "draft", _nothing),
     (Verifier, "launch", "verify", _window),

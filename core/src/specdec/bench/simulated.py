@@ -56,7 +56,7 @@ class Simulated:
 
     Attributes:
         acceptance: the chance that a draft is right, if all before it are; 0 to 1.
-        drafts: the most drafts a round, unless a run asks for another number.
+        drafts: the most drafts a round, whatever a run asks for.
         cost_ms: milliseconds that the host spends for each position that it drafts, in place of a
             drafter that would compute so long.
         seed: of the draws.
@@ -66,14 +66,15 @@ class Simulated:
     """
 
     acceptance: float = field(validator=_share)
-    drafts: int = field(default=4, validator=_drafts)
+    drafts: int = field(default=8, validator=_drafts)
     cost_ms: float = field(default=0.0, validator=_cost)
     seed: int = 0
 
     @property
     def name(self) -> str:
-        """As tables name it."""
-        return f"simulated-{self.acceptance:g}"
+        """As tables name it, and as what is learned of its rounds is kept."""
+        cost = f"+{self.cost_ms:g}ms" if self.cost_ms else ""
+        return f"simulated-{self.acceptance:g}{cost}"
 
     def load(self, target: Target, texts: Texts) -> LoadedDrafter:
         """The drafter, for a target.
@@ -82,8 +83,10 @@ class Simulated:
             target: the bound model.
             texts: what it writes.
         """
-        loaded = LoadedDraft(SimulatedProvider(self, texts), self.drafts)
-        return tried(self.name, loaded, target, "specdec bench")
+        loaded = LoadedDraft(SimulatedProvider(self, texts), self.drafts, self.drafts)
+        drafter = tried(self.name, loaded, target, "specdec bench")
+        drafter.adaptive = True
+        return drafter
 
 
 @define(eq=False)

@@ -214,6 +214,7 @@ class Way:
                 list(prompt),
                 drafter=self.drafter,
                 num_draft_tokens=self.width,
+                adaptive=self.width is None,
                 **options,
                 **setting.sampling,
             )
@@ -248,6 +249,7 @@ class Way:
             setting.model,
             drafter=self.drafter,
             num_draft_tokens=self.width,
+            adaptive=self.width is None,
             sampling=SamplingOptions(**setting.sampling),
             return_prompt_caches=False,
             **options,

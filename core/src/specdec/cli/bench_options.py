@@ -77,7 +77,7 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
         help="chances that a draft is right, such as 0.6,0.8",
     )
     group.add_argument(
-        "--simulate-drafts", type=int, default=4, metavar="K", help="drafts a round at most"
+        "--simulate-drafts", type=int, default=8, metavar="K", help="drafts a round at most"
     )
     group.add_argument(
         "--simulate-cost", type=float, default=0.0, metavar="MS", help="milliseconds per draft"
