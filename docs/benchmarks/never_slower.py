@@ -19,6 +19,7 @@ import argparse
 import json
 import statistics
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -124,55 +125,67 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--widths", default="1,2,4,8", help="the sweep; none for no sweep")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=1, help="passes over the prompts")
+    parser.add_argument("--turns", type=int, default=8, help="of each result at least")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all of it, about")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()
 
 
+def one(
+    asked: argparse.Namespace, pair: tuple[str, str], prompt_set: str, batch: int, seconds: float
+) -> dict[str, Any]:
+    """One drafter on one prompt set at one batch size."""
+    drafter, name = pair
+    model, tokenizer = loaded(name, asked.dtype)
+    vocabulary = bind_target(model, tokenizer).vocab_size
+    sweep = [] if asked.widths == "none" else [int(width) for width in asked.widths.split(",")]
+    results = compare(
+        model,
+        tokenizer,
+        {prompt_set: built_in(prompt_set, tokenizer, vocabulary, limit=asked.limit)},
+        drafters=[drafter],
+        widths=[None, "default", *sweep],
+        batches=[batch],
+        max_tokens=asked.tokens,
+        turns=asked.turns,
+        warmup=asked.warmup,
+        phase_turns=0,
+        max_seconds=seconds,
+    )
+    return {"drafter": drafter, "model": name, **judged(results)}
+
+
+@cache
+def loaded(name: str, dtype: str | None) -> tuple[Any, Any]:
+    """A model and its tokenizer."""
+    model, tokenizer = load_model(name)
+    if dtype:
+        model.set_dtype(getattr(mx, dtype))
+    return model, tokenizer
+
+
 def main() -> None:
     """Compare, a line each, and one JSON object at the end."""
     asked = arguments()
     pairs = [pair.rpartition("=")[::2] for pair in asked.pairs]
-    sets = asked.prompts.split(",")
     batches = [int(batch) for batch in asked.batches.split(",")]
-    sweep = [] if asked.widths == "none" else [int(width) for width in asked.widths.split(",")]
-    models: dict[str, Any] = {}
     for _, name in pairs:
-        if name not in models:
-            models[name] = load_model(name)
-            if asked.dtype:
-                models[name][0].set_dtype(getattr(mx, asked.dtype))
+        loaded(name, asked.dtype)
     end, everything = time.perf_counter() + 60 * asked.minutes, []
     # Random tokens of all drafters before anything else, since they are the claim.
-    work = [(s, b, pair) for s in sets for b in batches for pair in pairs]
-    for done, (prompt_set, batch, (drafter, name)) in enumerate(work):
+    work = [(s, b, pair) for s in asked.prompts.split(",") for b in batches for pair in pairs]
+    for done, (prompt_set, batch, pair) in enumerate(work):
         left = (end - time.perf_counter()) / (len(work) - done)
         if left <= 0:
             print(f"out of time: {len(work) - done} results are missing", flush=True)
             break
-        model, tokenizer = models[name]
-        vocabulary = bind_target(model, tokenizer).vocab_size
-        prompts = built_in(prompt_set, tokenizer, vocabulary, limit=asked.limit) * asked.repeats
         try:
-            results = compare(
-                model,
-                tokenizer,
-                {prompt_set: prompts},
-                drafters=[drafter],
-                widths=[None, "default", *sweep],
-                batches=[batch],
-                max_tokens=asked.tokens,
-                warmup=asked.warmup,
-                phase_turns=0,
-                max_seconds=left,
-            )
+            found = one(asked, pair, prompt_set, batch, left)
         except SpecdecError as error:
-            print(f"{drafter} on {name}: {one_line(error)}", flush=True)
+            print(f"{pair[0]} on {pair[1]}: {one_line(error)}", flush=True)
             continue
-        found = {"drafter": drafter, "model": name, **judged(results)}
-        print(line(drafter, name, found), flush=True)
+        print(line(pair[0], pair[1], found), flush=True)
         everything.append(found)
     text = json.dumps(
         {"machine": machine(), "asked": vars(asked), "results": everything},

@@ -44,6 +44,7 @@ def compare(
     options: Mapping[str, Any] | None = None,
     max_tokens: int = 64,
     sampling: Mapping[str, Any] | None = None,
+    turns: int | None = None,
     warmup: int = 1,
     phase_turns: int = 4,
     rehearse: bool = True,
@@ -62,13 +63,15 @@ def compare(
         widths: drafts a round; ``None`` lets specdec choose them round by round, ``"default"`` is
             each drafter's own number.
         batches: prompts that are decoded at the same time; a turn is a group of so many, and where
-            they run out, the first ones come again, for four groups at least.
+            they run out, the first ones come again.
         simulate: drafters to simulate besides.
         with_mlx_lm: whether mlx-lm's own plain decoding is timed as well.
         options: settings of the drafters' kinds; see :func:`specdec.bench.options_for`.
         max_tokens: tokens per prompt.
         sampling: keywords of :func:`specdec.stream_generate`; greedy by default. The seed is 0
             where none is given.
+        turns: prompts, or groups of a batch, to time at least, for which they come again; all
+            prompts once where it is not given, and four groups.
         warmup: turns per set and batch size that are thrown away. On CUDA a shape that comes for
             the first time costs far more, so take several.
         phase_turns: turns that are run once more for what their rounds are spent on; 0 for none.
@@ -91,20 +94,28 @@ def compare(
     """
     tokenizer = text_or_none(tokenizer)
     sets = _sets(prompts, tokenizer)
-    _check(batches, widths, warmup, phase_turns, max_tokens)
+    _check(
+        batches=(batches, 1),
+        widths=([width for width in widths if width not in {None, DEFAULT}], 1),
+        turns=([1 if turns is None else turns], 1),
+        warmup=([warmup], 0),
+        phase_turns=([phase_turns], 0),
+        max_tokens=([max_tokens], 2),
+    )
     seeded = {"seed": 0, **sampling} if sampling and sampling.get("temp") else sampling or {}
     setting = Setting(model, tokenizer, max_tokens, seeded)
     entrants = load_entrants(
         setting, drafters, widths, simulate, options=options or {}, with_mlx_lm=with_mlx_lm
     )
-    contests = [(name, batch) for name in sets for batch in batches]
+    contests = [
+        Contest.of(setting, entrants.all, name, ids, batch=batch, turns=turns, rehearse=rehearse)
+        for name, ids in sets.items()
+        for batch in batches
+    ]
     end = None if max_seconds is None else time.perf_counter() + max_seconds
     results: list[Result] = []
     with entrants, Bar(show_progress) as bar:
-        for done, (name, batch) in enumerate(contests):
-            contest = Contest.of(
-                setting, entrants.all, name, sets[name], batch=batch, rehearse=rehearse
-            )
+        for done, contest in enumerate(contests):
             until = None if end is None else _share_of(end, len(contests) - done)
             if until is not None and until <= time.perf_counter():
                 break
@@ -133,20 +144,9 @@ def _sets(prompts: Prompts | Mapping[str, Prompts], tokenizer: Any) -> dict[str,
     return sets
 
 
-def _check(
-    batches: Sequence[int],
-    widths: Sequence[Width],
-    warmup: int,
-    phase_turns: int,
-    max_tokens: int,
-) -> None:
-    for name, values, least in (
-        ("batches", batches, 1),
-        ("widths", [width for width in widths if width not in {None, DEFAULT}], 1),
-        ("warmup", [warmup], 0),
-        ("phase_turns", [phase_turns], 0),
-        ("max_tokens", [max_tokens], 2),
-    ):
+def _check(**numbers: tuple[Sequence[Any], int]) -> None:
+    """Check numbers by name, each with the least that it may be."""
+    for name, (values, least) in numbers.items():
         wrong = [each for each in values if not isinstance(each, int) or each < least]
         if wrong:
             raise OptionError(f"{name} has {one_line(repr(wrong[0]))}; give {least} or more")

@@ -57,12 +57,12 @@ class Contest:
         prompts: Sequence[list[int]],
         *,
         batch: int,
+        turns: int | None = None,
         rehearse: bool = True,
     ) -> Contest:
-        """A contest that has not begun."""
-        count = -(-len(prompts) // batch)
-        if batch > 1:
-            count = max(count, min(_GROUPS, len(prompts)))
+        """A contest that has not begun; ``turns`` is the least number of groups."""
+        least = turns or (_GROUPS if batch > 1 else 1)
+        count = max(least, -(-len(prompts) // batch))
         groups = [
             [prompts[(turn * batch + row) % len(prompts)] for row in range(batch)]
             for turn in range(count)

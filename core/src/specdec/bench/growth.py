@@ -13,6 +13,7 @@ from attrs import asdict, frozen
 
 from specdec.bench.entrants import load_entrants
 from specdec.bench.no_text import text_or_none
+from specdec.bench.progress import Bar
 from specdec.bench.turns import Setting
 from specdec.errors import OptionError, one_line
 from specdec.requests import encode_prompt
@@ -62,6 +63,7 @@ def grow(
     max_tokens: int = 64,
     sampling: Mapping[str, Any] | None = None,
     repeats: int = 2,
+    show_progress: bool = False,
     told: Callable[[GrowthPoint], None] | None = None,
 ) -> list[GrowthPoint]:
     """Time all runs at each batch size and context.
@@ -78,6 +80,7 @@ def grow(
         max_tokens: tokens per row.
         sampling: keywords of :func:`specdec.stream_generate`; greedy by default.
         repeats: runs of each point that count, behind one that warms up; the median is kept.
+        show_progress: whether to draw a progress bar on standard error.
         told: called with each point.
 
     Raises:
@@ -96,7 +99,8 @@ def grow(
     setting = Setting(model, wrapper, max_tokens, sampling or {})
     entrants = load_entrants(setting, drafters, widths, options=options or {}, with_mlx_lm=False)
     points: list[GrowthPoint] = []
-    with entrants:
+    with entrants, Bar(show_progress) as bar:
+        bar.begin("growth", len(contexts) * len(batches))
         for context in contexts:
             for batch in batches:
                 rows = [_from(ids, row * len(ids) // batch, context) for row in range(batch)]
@@ -104,6 +108,7 @@ def grow(
                     points.append(point)
                     if told is not None:
                         told(point)
+                bar.step()
     return points
 
 

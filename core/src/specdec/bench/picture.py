@@ -18,6 +18,7 @@ __all__ = ["check_picture", "draw_growth", "draw_ratios"]
 # Okabe and Ito's colours, told apart by people with any colour vision; black is plain decoding.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _KINDS = (".png", ".svg", ".pdf")
+_BOUND = "bound E / (v + d + o)"
 
 
 def check_picture(name: str) -> None:
@@ -104,43 +105,20 @@ def draw_growth(points: Sequence[GrowthPoint], name: str, title: str, below: str
 
 
 def _bars(panel: Any, here: Sequence[Result], sets: Sequence[str], labels: Sequence[str]) -> None:
-    bound = None
+    """One panel: a group of bars for each prompt set."""
+    named: set[str] = set()  # what the legend has
     for number, label in enumerate(labels):
-        found = {r.prompt_set: r for r in here if r.label == label and r.ratios}
         for place, each in enumerate(sets):
-            result = found.get(each)
-            if result is None or result.ratio is None or result.quartiles is None:
+            found = [r for r in here if (r.label, r.prompt_set) == (label, each) and r.ratios]
+            if not found:
                 continue
             at = place + (number - (len(labels) - 1) / 2) * 0.8 / len(labels)
-            low, high = result.quartiles
-            panel.bar(
-                at,
-                result.ratio,
-                0.76 / len(labels),
-                yerr=[[result.ratio - low], [high - result.ratio]],
-                color=_colour(label, labels),
-                label=label if place == next(iter(map(sets.index, found))) else None,
-                error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2},
-            )
-            panel.annotate(
-                f"{result.ratio:.2f}",
-                (at, high),
-                (0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
-            )
-            if result.share:
-                bound = panel.plot(
-                    at,
-                    result.ratio / result.share,
-                    "_",
-                    color="black",
-                    markersize=12,
-                    markeredgewidth=1.5,
-                    label=None if bound else "bound E / (v + d + o)",
-                )
+            shown = None if label in named else label
+            _bar(panel, at, 0.76 / len(labels), found[0], color=_colour(label, labels), label=shown)
+            named.add(label)
+            if found[0].share:
+                _mark(panel, at, found[0], None if _BOUND in named else _BOUND)
+                named.add(_BOUND)
     panel.axhline(1, color="black", linewidth=0.8, linestyle="--")
     panel.set_xticks(range(len(sets)), sets)
     panel.set_ylabel("speed over plain")
@@ -148,6 +126,29 @@ def _bars(panel: Any, here: Sequence[Result], sets: Sequence[str], labels: Seque
     panel.margins(y=0.12)
     panel.grid(axis="y", alpha=0.3)
     panel.set_axisbelow(True)
+
+
+def _bar(panel: Any, at: float, width: float, result: Result, **style: Any) -> None:
+    """A ratio with its quartiles, and its number above them."""
+    ratio, (low, high) = result.ratio or 0.0, result.quartiles or (0.0, 0.0)
+    thin = {"elinewidth": 1, "ecolor": "#333333", "capsize": 2}
+    spread = [[ratio - low], [high - ratio]]
+    panel.bar(at, ratio, width, yerr=spread, error_kw=thin, **style)
+    panel.annotate(
+        f"{ratio:.2f}",
+        (at, high),
+        (0, 3),
+        textcoords="offset points",
+        ha="center",
+        fontsize=7,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+    )
+
+
+def _mark(panel: Any, at: float, result: Result, label: str | None) -> None:
+    """The bound, as a multiple of plain decoding's speed."""
+    bound = (result.ratio or 0.0) / (result.share or 1.0)
+    panel.plot(at, bound, "_", color="black", markersize=12, markeredgewidth=1.5, label=label)
 
 
 def _check_any(what: Sequence[Any], name: str) -> None:

@@ -194,8 +194,8 @@ class SimulatedProvider:
 
     @property
     def checkpoint_namespace(self) -> str:
-        """Of the tokens that a row has read."""
-        return "specdec-bench.simulated:1"
+        """Of the tokens that a row has read, and of what is proposed behind them."""
+        return f"specdec-bench.{self.what.name}:seed{self.what.seed}"
 
     @property
     def supports_adapters(self) -> bool:

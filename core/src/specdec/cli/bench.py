@@ -88,40 +88,29 @@ def _asked(args: argparse.Namespace) -> _Asked:
     sampling = check_sampling(args)
     if sampling["temp"] and sampling["seed"] is None:
         sampling["seed"] = 0
-    widths, options = bench_inputs.widths(args.widths), drafter_options(args)
     for name, value, least in (
         ("--max-tokens", args.max_tokens, 2),
         ("--warmup", args.warmup, 0),
         ("--phases", args.phases, 0),
+        ("--turns", args.turns or 1, 1),
     ):
         if value < least:
             raise OptionError(f"{name} is {value}; give {least} or more")
-    batch = args.batch
-    if batch is None:
-        batch = GROWTH_BATCHES if args.growth else "1"
-    batches = bench_inputs.numbers("--batch", batch)
-    contexts = bench_inputs.numbers("--contexts", args.contexts, 2)
+    widths, options = bench_inputs.widths(args.widths), drafter_options(args)
+    batches, contexts = _batches(args), bench_inputs.numbers("--contexts", args.contexts, 2)
     chances = bench_inputs.shares("--simulate-acceptance", args.simulate_acceptance)
-    names = args.prompts
-    if names is None:
-        names = "copy-heavy" if args.growth else ",".join(BUILT_IN)
-    sets = bench_inputs.prompt_sets(names, args.limit)
-    for option, file in (("--json", args.json), ("--markdown", args.markdown)):
-        if file not in {None, "-"}:
-            check_file(option, file)
+    if args.growth and chances:
+        raise OptionError("--growth times real drafters; leave --simulate-acceptance out")
+    sets = bench_inputs.prompt_sets(_set_names(args), args.limit)
+    _check_files(args)
     drafters = bench_inputs.drafters(args.drafter, simulated=bool(chances))
     from specdec.bench import Simulated, options_for
-    from specdec.bench.picture import check_picture
     from specdec.drafters import check_drafter
 
     simulate = [
         Simulated(chance, drafts=args.simulate_drafts, cost_ms=args.simulate_cost)
         for chance in chances
     ]
-    if args.growth and simulate:
-        raise OptionError("--growth times real drafters; leave --simulate-acceptance out")
-    if args.picture is not None:
-        check_picture(args.picture)
     for drafter in drafters:
         check_drafter(drafter, options=options_for(drafter, drafters, options))
     common = {
@@ -130,8 +119,29 @@ def _asked(args: argparse.Namespace) -> _Asked:
         "options": options,
         "max_tokens": args.max_tokens,
         "sampling": sampling,
+        "show_progress": sys.stderr.isatty(),
     }
     return _Asked(sets, batches, contexts, simulate, common)
+
+
+def _batches(args: argparse.Namespace) -> list[int]:
+    usual = GROWTH_BATCHES if args.growth else "1"
+    return bench_inputs.numbers("--batch", usual if args.batch is None else args.batch)
+
+
+def _set_names(args: argparse.Namespace) -> str:
+    usual = "copy-heavy" if args.growth else ",".join(BUILT_IN)
+    return usual if args.prompts is None else str(args.prompts)
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    for option, file in (("--json", args.json), ("--markdown", args.markdown)):
+        if file not in {None, "-"}:
+            check_file(option, file)
+    if args.picture is not None:
+        from specdec.bench.picture import check_picture
+
+        check_picture(args.picture)
 
 
 def _compare(
@@ -149,7 +159,7 @@ def _compare(
         with_mlx_lm=args.compare == "mlx-lm",
         warmup=args.warmup,
         phase_turns=args.phases,
-        show_progress=sys.stderr.isatty(),
+        turns=args.turns,
         **asked.common,
     )
     count = sum(map(len, prompts.values()))

@@ -55,6 +55,12 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", choices=("mlx-lm",), help="time mlx-lm's own decoding as well")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
     parser.add_argument(
+        "--turns",
+        type=int,
+        help="prompts, or groups of a batch, to time at least; they come again for that "
+        "(default: all prompts once, and 4 groups)",
+    )
+    parser.add_argument(
         "--warmup", type=int, default=1, help="turns that are thrown away; on CUDA take several"
     )
     parser.add_argument(
