@@ -128,6 +128,18 @@ def test_a_drafter_that_fails_ends_its_own_run_with_a_line() -> None:
         contest([entrant("plain", [ValueError("the model")], log)]).run(0, 0, Bar(False))
 
 
+def test_where_mlx_lm_fails_plain_decoding_is_the_reference() -> None:
+    log: list[tuple[str, int]] = []
+    theirs = entrant("mlx-lm", [turn(1, [7]), TypeError("no batch")], log, mlx_lm=True)
+    plain = entrant("plain", [turn(1, [7])] * 3, log)
+    fast = entrant("fast", [turn(0.5, [7])] * 3, log, drafter=Drafter())
+    ran = contest([theirs, plain, fast])
+    ran.run(0, 0, Bar(False))
+    first, base, result = ran.results
+    assert first.error is not None
+    assert (base.same, result.same, result.over_mlx_lm) == (None, 3, [])
+
+
 def test_a_batch_has_four_groups_at_least_and_uses_every_prompt() -> None:
     prompts = [[each] for each in range(6)]
     ran = Contest.of(SETTING, [entrant("plain", [], [])], "set", prompts, batch=4)

@@ -102,14 +102,14 @@ class Contest:
     def _once(
         self, at: int, group: list[list[int]], began: Callable[[], None] | None = None
     ) -> Turn | None:
-        """One turn of one run; a drafter that fails ends its own run alone."""
+        """One turn of one run; whoever fails ends his own run alone, but for plain decoding."""
         entrant, result = self.entrants[at], self.results[at]
         if result.error is not None:
             return None
         try:
             return entrant.way.run(self.setting, group, began)
         except Exception as error:
-            if entrant.way.drafter is None:
+            if entrant.is_plain:
                 raise
             result.error = one_line(error)
             return None
@@ -151,11 +151,11 @@ class Contest:
     def judge(self) -> None:
         """Ratios, and whether the tokens are the reference's."""
         plain = next(at for at, entrant in enumerate(self.entrants) if entrant.is_plain)
-        greedy = self.setting.greedy
-        reference = 0 if greedy else plain  # mlx-lm stands first where it runs
+        beside = self.entrants[0].way.mlx_lm and self.results[0].error is None
+        reference = 0 if beside and self.setting.greedy else plain
         for at, result in enumerate(self.results):
             result.ratios = _ratios(result, self.results[plain])
-            if self.entrants[0].way.mlx_lm:
+            if beside:
                 result.over_mlx_lm = _ratios(result, self.results[0])
             if at > reference and result.error is None:
                 pairs = zip(result.tokens, self.results[reference].tokens, strict=True)
