@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
+import mlx.core as mx
+
 from specdec.cost.account import Account
 from specdec.cost.curve import Curve, Point
 from specdec.cost.measure import WIDTHS, measure
@@ -27,7 +29,9 @@ _VARIABLE: Final = "SPECDEC_MEASURING_SECONDS"
 
 _CONTEXT: Final = 512
 _CHEAPER = 0.97  # a window is padded where that takes less than this share of the needed width
+_CHEAPER_PLAIN = 0.85
 _GUESS = 1.0
+_FEW: Final = (1, 2, 4, 8, 16)
 
 log = logging.getLogger("specdec")
 
@@ -96,7 +100,8 @@ class Costs:
         self.times = RoundTimes(self.window)
         self.account = Account()
         self.default = max(1, min(default, most))
-        ladder = {width - 1 for width in WIDTHS if 1 < width <= 1 + most}
+        self._widths = _FEW if _plans_by_shape() else WIDTHS
+        ladder = {width - 1 for width in self._widths if 1 < width <= 1 + most}
         self.depths: Sequence[int] = sorted(ladder | {self.default, most})
         self._recall()
 
@@ -116,6 +121,7 @@ class Costs:
                 self._target,
                 size,
                 _CONTEXT,
+                widths=sorted({*self._widths, 1 + self.default}),
                 seconds=self._seconds,
                 progress=self._progress,
             )
@@ -148,8 +154,10 @@ class Costs:
         found = self._padded.get((size, needed))
         if found is None:
             wider, time = self._curve.cheapest(size, needed, self._most_width, _CONTEXT)
-            own = self._plain[size] if needed == 1 else self._at(size, needed)
-            found = self._padded[size, needed] = wider if time < _CHEAPER * own else needed
+            # Plain windows follow each other without a wait, which a wider one has to make up for.
+            limit = _CHEAPER_PLAIN if needed == 1 else _CHEAPER
+            found = needed if time >= limit * self._at(size, needed) else wider
+            self._padded[size, needed] = found
         return found
 
     # What drafts are worth.
@@ -195,3 +203,8 @@ class Costs:
         self._curve = Curve(windows) if windows else None
         self._plain |= kept.plain
         self._padded = {}
+
+
+def _plans_by_shape() -> bool:
+    """Whether the first window of a shape takes as long as dozens of others, as on CUDA."""
+    return bool(mx.cuda.is_available()) and mx.default_device().type == mx.DeviceType.gpu

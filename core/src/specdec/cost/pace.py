@@ -28,6 +28,8 @@ _HOPE = 0.8  # the chance of a draft that a look hopes to find
 _CLOSE = 1.15  # where drafting is not faster than this, plain rounds are timed again
 _STALE = 256  # rounds after which they are
 _SPARSE = 4  # rounds for which a larger batch keeps a choice
+_AT_REST = 16  # rounds for which a drafter rests at least
+_NEW = 6.0  # plain rounds that the first round of a shape is charged with at most
 _KEEP_EVERY = 2048  # rounds after which what was learned is written down
 
 
@@ -40,30 +42,25 @@ class AdaptivePace:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._depth = 0
-        self._left = 0  # rounds for which the depth is kept
-        self._looking = False
+        self._depth = costs.default
+        self._hold = 1  # rounds that the next plan holds for
+        self._looking = 0  # rounds that are left of a look
+        self._was_look = False
         self._rested = 0
-        self._planned = 0
         self._rounds = 0
-        self._members: tuple[int, ...] = ()
 
     def plan(self, rows: Sequence[Row]) -> Plan:
         """What the next round is to be; see :class:`specdec.verify.pacing.Pace`."""
         adaptive = [row for row in rows if row.width and row.request.adaptive]
         if not adaptive:
             return AS_ASKED
-        costs = self._costs
-        costs.prepare(len(rows))
-        members = tuple(map(id, adaptive))
-        if members != self._members:
-            self._members, self._left = members, 0
-            self._depth = self._depth or costs.default
-        if self._left > 0:
-            self._left -= 1
+        self._costs.prepare(len(rows))
+        if self._looking > 0:
+            self._looking -= 1
+            self._hold = 1
         else:
             self._choose(rows, adaptive)
-        return Plan(self._depth, costs.padded(len(rows), 1))
+        return Plan(self._depth, self._costs.padded(len(rows), 1), self._hold)
 
     def padded(self, rows: int, needed: int) -> int:
         """The width to give a window; see :class:`specdec.verify.pacing.Pace`."""
@@ -73,24 +70,27 @@ class AdaptivePace:
         """A round is over; see :class:`specdec.verify.pacing.Pace`."""
         costs, count = self._costs, len(rows)
         time = 1000 * seen.seconds
-        before = costs.times.plain(count, costs.padded(count, 1))
-        asked = max(seen.asked, default=0)
-        costs.times.observe(count, asked, seen.width, seen.longest, time)
-        self._rounds += 1
-        if self._rounds % _KEEP_EVERY == 0:
+        plain = costs.times.plain(count, costs.padded(count, 1))
+        new = costs.times.observe(
+            count, seen.depth, seen.width, seen.longest, time, rounds=seen.rounds
+        )
+        self._rounds += seen.rounds
+        if self._rounds >= _KEEP_EVERY:
+            self._rounds = 0
             costs.keep()
-        if seen.rests or not asked:
-            self._rested += 1
-            costs.account.passed(time / before)
+        if not seen.depth:
+            self._rested += seen.rounds
+            costs.account.passed(seen.rounds)
             return
-        tokens = 1 + sum(seen.accepted) / count
-        gain = tokens - time / before
+        # What a shape takes once, to make kernels and plans, says nothing about the next round.
+        price = min(time / plain, _NEW) if new else time / plain
+        gain = 1 + sum(seen.accepted) / count - price
         costs.account.drafted(gain)
         for row, depth, accepted in zip(rows, seen.asked, seen.accepted, strict=True):
             if depth:
                 costs.survival(row).add(depth, min(accepted, depth))
-        if self._looking and gain > 0:
-            self._left = max(self._left, 1)  # it pays here: look on
+        if self._looking == 0 and self._was_look and gain > 0:
+            self._looking = 1  # it pays here: look on
 
     def _choose(self, rows: Sequence[Row], adaptive: Sequence[Row]) -> None:
         costs, count = self._costs, len(rows)
@@ -115,15 +115,17 @@ class AdaptivePace:
         # Rows that are not adaptive stand in the batch, and are no reason for another width.
         others: list[Sequence[float]] = [[]] * (count - len(adaptive))
         best = choose([*chances, *others], (0, *depths), time, kept=self._depth, margin=_MARGIN)
-        self._depth, self._looking = best.depth, False
-        self._left = _SPARSE - 1 if count > 4 or not best.depth else 0
+        self._depth, self._was_look = best.depth, False
+        # Choosing takes time, too, and most of it where there are many rows.
+        self._hold = _AT_REST if not best.depth else _SPARSE if count > 4 else 1
         close = best.depth and best.speed < _CLOSE * count / plain
         if close and costs.times.plain_age(count, plain_width) > _STALE:
-            self._depth, self._left = 0, _TRIAL
+            self._depth, self._hold = 0, _AT_REST
             return
         look = self._look(adaptive, others, depths, best, plain, padded)
         if look is not None and look != best.depth:
-            self._depth, self._left, self._looking = look, _TRIAL - 1, True
+            self._depth, self._hold = look, 1
+            self._looking, self._was_look = _TRIAL - 1, True
 
     def _look(
         self,

@@ -92,19 +92,25 @@ class RoundTimes:
     _filled: dict[int, float] = field(factory=dict)  # positions of the others, of those asked for
     _beside: dict[int, list[tuple[int, float]]] = field(factory=dict)
 
-    def observe(self, rows: int, asked: int, width: int, longest: int, time: float) -> None:
-        """A round was seen.
+    def observe(
+        self, rows: int, asked: int, width: int, longest: int, time: float, rounds: int = 1
+    ) -> bool:
+        """A round was seen, or several plain ones.
 
         Args:
             rows: B.
             asked: the most drafts that were asked for; 0 where none were.
             width: positions of its window.
             longest: the longest draft that came.
-            time: milliseconds.
+            time: milliseconds; of several rounds the mean.
+            rounds: how many.
+
+        Returns:
+            Whether it is the first one of its kind.
         """
         size = bucket(rows)
         for seen in self._seen.values():
-            seen.age += 1
+            seen.age += rounds
         held = self._seen.setdefault(Kind(size, asked, width), _Seen())
         if held.settled:
             off = time / (self.drift * held.time)
@@ -116,6 +122,7 @@ class RoundTimes:
             self._note(self._silent, size, float(longest == 0), 0.0)
             if longest:
                 self._note(self._filled, size, longest / asked, 1.0)
+        return held.count == 1
 
     @staticmethod
     def _note(shares: dict[int, float], size: int, value: float, first: float) -> None:

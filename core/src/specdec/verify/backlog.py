@@ -45,9 +45,10 @@ class Backlog:
             kept: B ints, 1 where the row keeps the position, else 0.
         """
         assert not self.ragged, "a row has not kept what it would go on behind"
-        self._tokens.append(tokens[:, :1])
+        padded = tokens.shape[1] > 1
+        self._tokens.append(tokens[:, :1] if padded else tokens)
         if context is not None:
-            self._contexts.append(context[:, :1])
+            self._contexts.append(context[:, :1] if padded else context)
         self._kept = list(kept)
         self.ragged = 0 in self._kept
 

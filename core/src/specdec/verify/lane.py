@@ -9,7 +9,7 @@ drafts, a few times; others go on without it, with the reason in their statistic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import mlx.core as mx
 
@@ -244,7 +244,7 @@ class DraftLane:
     @property
     def can_rest(self) -> bool:
         """Whether the drafter can miss plain windows, and read them later."""
-        return isinstance(self._members.group, SupportsConsume) and bool(self._members.rows)
+        return bool(self._members.rows) and self._members.offers(SupportsConsume)
 
     def follow(self, tokens: mx.array, context: mx.array | None, kept: Sequence[int]) -> None:
         """A plain window was committed that the drafter was not asked for.
@@ -323,10 +323,11 @@ class DraftLane:
 
     def _stand_down(self, group: DraftRowGroup) -> None:
         """End drafting for the rows that the drafter says it drafts for no more."""
-        if not isinstance(group, SupportsStandDown):
+        if not self._members.offers(SupportsStandDown):
             return
+        said = cast("SupportsStandDown", group).stood_down
         rows = self._members.rows.values()
-        for row, reason in zip(rows, row_reasons(group.stood_down, len(rows)), strict=True):
+        for row, reason in zip(rows, row_reasons(said, len(rows)), strict=True):
             if reason is not None and row.width:
                 row.width = 0
                 row.stats.reason = f"drafter {self.name} stood down: {one_line(reason)}"
@@ -372,7 +373,7 @@ class DraftLane:
             context: ``[B, L, ·]`` hidden states there, or ``None``.
         """
         self.catch_up()
-        if isinstance(self._members.group, SupportsConsume):
+        if self._members.offers(SupportsConsume):
             self._try(lambda: self._members.consume(chunks, context))
         elif self.is_open:
             self.last_error = "it cannot take tokens that it did not draft"

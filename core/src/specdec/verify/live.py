@@ -6,7 +6,6 @@ what a failure means, is the group's matter (``verify/group.py``).
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from specdec.contract import Swap, commit_all
 from specdec.sampling import RowSamplers
 from specdec.verify.external import read_external
 from specdec.verify.handover import leave
-from specdec.verify.pacing import AS_ASKED, Plan, Seen
+from specdec.verify.tempo import Tempo
 from specdec.verify.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -62,10 +61,7 @@ class LiveRows:
         self.firsts: dict[int, mx.array] = {}
         self._verifier = Verifier(target, self.samplers)
         self._rounds = 0
-        self._pace = pace
-        self._next: Plan | None = None  # of the round after the one in the air
-        self._rested = False
-        self._spent = 0.0  # seconds of the round, without what consumers took
+        self._tempo = Tempo(pace)
 
     @property
     def kind(self) -> list[str | None]:
@@ -80,7 +76,7 @@ class LiveRows:
         """
         if not self.rows:
             self.state = None  # the next rows may be of another kind
-        self._next = None
+        self._tempo.changed()
         if self.flight is not None:
             # The live rows use its samples in the next round, and the new rows begin after it.
             self.commit_plain(self.flight)
@@ -137,7 +133,7 @@ class LiveRows:
 
         The round is open on ``state`` afterwards, unless the window is settled.
         """
-        self._spent -= time.perf_counter()
+        self._tempo.start()
         flight, self.flight = self.flight, None
         if flight is None:
             flight = self._launch()
@@ -148,8 +144,8 @@ class LiveRows:
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
-        self._spent += time.perf_counter()
-        self._tell_pace(flight, outcomes)
+        self._tempo.stop()
+        self._tempo.landed(self.rows[: flight.row_count], flight, outcomes)
         return flight, outcomes
 
     def _launch(self, after: Flight | None = None) -> Flight:
@@ -159,64 +155,23 @@ class LiveRows:
             after: a plain window that is not read yet, on whose samples it is built.
         """
         assert self.state is not None
-        plan, self._next = self._next or self._planned(), None
-        padded = None
-        for row in self.rows:
-            row.paced = plan.depth if row.request.adaptive else None
-        lane, rests = self.drafting.lane, self._rests(plan)
-        if rests and lane is not None and (lane.can_rest or not lane.is_open):
+        plan = self._tempo.take(self.rows)
+        lane, rests, padded = self.drafting.lane, False, None
+        if lane is not None and self._tempo.rests and (lane.can_rest or not lane.is_open):
+            rests, lane = True, lane if lane.is_open else None
             # Recurrent rows cannot take back a position of a window that was padded.
             if plan.width > 1 and not self.state.records:
                 padded = partial(max, plan.width)
-            lane = lane if lane.is_open else None
         elif after is not None:
-            lane, rests = None, False
+            lane = None
         else:
-            rests = False
             self._tell_room()
             lane = self.drafting.ready(self.rows, self.samplers)
-            if plan.depth and self._pace is not None and self.state.can_roll_back:
-                padded = partial(self._pace.padded, len(self.rows))
+            if plan.depth and self.state.can_roll_back:
+                padded = partial(self._tempo.padded, len(self.rows))
         return self._verifier.launch(
             self.rows, self.state, lane, after=after, rests=rests, padded=padded
         )
-
-    def _planned(self) -> Plan:
-        if self._pace is None or not self.drafting.wanted(self.rows):
-            return AS_ASKED
-        begin = time.perf_counter()
-        plan = self._pace.plan(self.rows)
-        self._spent -= time.perf_counter() - begin  # it may have measured
-        rests = self._rests(plan)
-        if rests and not self._rested:
-            for row in self.rows:
-                row.stats.pauses += row.width > 0
-        self._rested = rests
-        return plan
-
-    def _rests(self, plan: Plan) -> bool:
-        """Whether nobody is drafted for: no row insists on its number."""
-        return plan.rests and all(row.request.adaptive or not row.width for row in self.rows)
-
-    def _tell_pace(self, flight: Flight, outcomes: Sequence[RowOutcome | None]) -> None:
-        """Tell the pace what a round took and gave, and count what its rows were asked for."""
-        seconds, self._spent = self._spent, 0.0
-        asked = list(flight.proposed.depths)
-        rows = self.rows[: flight.row_count]
-        for row, depth in zip(rows, asked, strict=True):
-            row.stats.count_width(depth)
-        if self._pace is None or not self.drafting.wanted(rows):
-            return
-        accepted = [
-            0 if outcome is None else max(0, outcome.acceptance.accepted - outcome.forced)
-            for outcome in outcomes[: len(rows)]
-        ]
-        longest = max(map(len, flight.proposed.rows), default=0)
-        if flight.proposed.device is not None:
-            longest = flight.proposed.device.tokens.shape[1]
-        rests = flight.missed is not None
-        seen = Seen(asked, accepted, longest, flight.width, seconds, rests)
-        self._pace.observe(rows, seen)
 
     def _tell_room(self) -> None:
         """Tell each row how many positions its next window can keep."""
@@ -231,10 +186,10 @@ class LiveRows:
             return False
         if self.drafting.wanted(self.rows):
             lane = self.drafting.lane
-            if lane is None or flight.missed is None and lane.is_open:
+            if lane is None or (flight.missed is None and lane.is_open):
                 return False
-            self._next = self._next or self._planned()
-            if not self._rests(self._next):
+            self._tempo.peek(self.rows)
+            if not self._tempo.rests:
                 return False
         elif flight.width != 1:
             return False
@@ -277,7 +232,7 @@ class LiveRows:
         if flight.settled:
             return
         assert self.state is not None
-        begin = time.perf_counter()
+        self._tempo.start()
         self.state.rollback([1 + count for count in kept])
         for row, count in zip(self.rows, kept, strict=True):
             row.processed += 1 + count
@@ -285,7 +240,7 @@ class LiveRows:
             self._follow(flight, [1] * flight.row_count)
         elif self.drafting.lane is not None:
             self.drafting.lane.commit(kept, flight.context)
-        self._spent = time.perf_counter() - begin
+        self._tempo.stop()
 
     def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
         """Take checked tokens that somebody else chose, between rounds.
@@ -296,7 +251,7 @@ class LiveRows:
         """
         self.drop_flight()
         self._leave_pending_unread()
-        self._next = None
+        self._tempo.changed()
         lane = self.drafting.ready(self.rows, self.samplers)
         assert self.state is not None
         read_external(self._target, self.state, lane, self.rows, tokens, step_size=step_size)
@@ -335,7 +290,7 @@ class LiveRows:
         keep = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(keep) == len(self.rows):
             return
-        self._next = None
+        self._tempo.changed()
         assert self.state is not None
         flight = self.flight
         if flight is not None and not flight.settled:

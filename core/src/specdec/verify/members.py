@@ -150,6 +150,21 @@ class Members:
 
     group: DraftRowGroup | None = None
     rows: dict[int, Row] = field(factory=dict)
+    _looked_at: DraftRowGroup | None = None
+    _offers: dict[type, bool] = field(factory=dict)
+
+    def offers(self, verbs: type) -> bool:
+        """Whether the draft group has optional verbs: looked up once, which takes a while.
+
+        Args:
+            verbs: a ``Supports...`` protocol.
+        """
+        if self._looked_at is not self.group:
+            self._looked_at, self._offers = self.group, {}
+        found = self._offers.get(verbs)
+        if found is None:
+            found = self._offers[verbs] = isinstance(self.group, verbs)
+        return found
 
     def places(self, count: int) -> list[int] | None:
         """The members' places among ``count`` rows; ``None`` where all are members."""

@@ -27,10 +27,12 @@ class Plan:
         depth: drafts to ask for at most, of the rows that leave it to the pace; ``None`` leaves
             all rows their own number.
         width: positions of a window without drafts, 1 or more.
+        rounds: how many rounds it holds for, if no rows come or go.
     """
 
     depth: int | None = None
     width: int = 1
+    rounds: int = 1
 
     @property
     def rests(self) -> bool:
@@ -43,23 +45,27 @@ AS_ASKED = Plan()
 
 @frozen
 class Seen:
-    """A round that is over.
+    """A round that is over, or several plain ones.
 
     Attributes:
-        asked: B ints, drafts that each row was asked for; all 0 in a plain round.
+        depth: drafts that the plan asked for; 0 in plain rounds.
+        asked: B ints, drafts that each row was asked for: its budget may leave it fewer.
         accepted: B ints, how many of them were accepted; those that a constraint forced are none.
         longest: the longest draft that came.
         width: positions of its window, W.
-        seconds: from its beginning to its last token on the host, without what consumers took.
-        rests: whether the drafter was not asked.
+        seconds: from its beginning to its last token on the host, without what consumers took; of
+            several rounds the mean.
+        rounds: how many.
     """
+
+    depth: int
 
     asked: Sequence[int]
     accepted: Sequence[int]
     longest: int
     width: int
     seconds: float
-    rests: bool
+    rounds: int = 1
 
 
 class Pace(Protocol):
