@@ -197,6 +197,14 @@ def test_acceptance_is_counted_by_place_over_all_rows() -> None:
     assert Result("plain", turns=result.turns).remarks == []
 
 
+def test_drafts_that_were_asked_for_are_averaged_over_rounds() -> None:
+    one, two = GenerationStats(widths={0: 6, 3: 2}), GenerationStats(widths={3: 1, 1: 1})
+    result = Result("a", adaptive=True, turns=[turn(1, [1], [2], stats=(one, two))])
+    assert result.widths == {0: 6, 1: 1, 3: 3}
+    assert result.asked == 1.0
+    assert Result("plain", turns=result.turns).asked is None
+
+
 def test_labels_are_short() -> None:
     assert Result("ngram,/some/where/b/", 3).label == "ngram,b@3"
     assert Result("org/name").label == "name"
@@ -227,7 +235,7 @@ def test_tables_and_json_hold_the_figures() -> None:
     assert lines[0] == "code, batch 1"
     assert lines[3].split()[:4] == ["a|b@2", "10.0", "1.60", "1.55-1.65"]
     # Draft, verify, rollback, host, bound, share.
-    assert lines[3].split()[6:12] == ["62.50", "125.00", "62.50", "125.00", "20.0", "0.60"]
+    assert lines[3].split()[7:13] == ["62.50", "125.00", "62.50", "125.00", "20.0", "0.60"]
     assert lines[5].split()[:3] == ["broken", "failed", "-"]
     text = markdown(found, ["- here"])
     rows = [line for line in text.splitlines() if line.startswith("|")]

@@ -122,6 +122,14 @@ class Result:
         return dict(sorted(total.items()))
 
     @property
+    def asked(self) -> float | None:
+        """Drafts that a round asked for, on average; ``None`` without a drafter."""
+        rounds = sum(self.widths.values())
+        if not rounds or self.name == "plain":
+            return None
+        return sum(width * count for width, count in self.widths.items()) / rounds
+
+    @property
     def time_to_first_token(self) -> float | None:
         """Median seconds from the call to the first token, the prompts' reading included."""
         return statistics.median(turn.first for turn in self.turns) if self.turns else None
@@ -160,6 +168,7 @@ class Result:
             "tokens_per_forward": self.tokens_per_forward,
             "acceptance_rate": self.acceptance_rate,
             "acceptance_per_position": self.acceptance_per_position,
+            "asked": self.asked,
             "widths": {str(width): rounds for width, rounds in self.widths.items()},
             "pauses": sum(getattr(s, "pauses", 0) for s in self.stats),
             "time_to_first_token": self.time_to_first_token,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "growth_table", "machine", "markdown", "notes", "table"]
 
-_HEAD = ("RUN", "TOK/S", "RATIO", "QUARTILES", "TOK/FWD", "ACCEPTED")
+_HEAD = ("RUN", "TOK/S", "RATIO", "QUARTILES", "TOK/FWD", "ASKED", "ACCEPTED")
 _PHASES = ("DRAFT", "VERIFY", "ROLLBACK", "HOST", "BOUND", "SHARE")
 _TAIL = ("FIRST", "MEMORY", "SAME TOKENS")
 _NONE = "-"
@@ -156,6 +156,7 @@ def _speeds(result: Result, beside: bool) -> tuple[str, ...]:
         _NONE if spread is None else f"{spread[0]:.2f}-{spread[1]:.2f}",
         *((_number(over),) if beside else ()),
         f"{result.tokens_per_forward:.2f}",
+        _number(result.asked, 1),
         _NONE if rate is None else _percent(rate),
     )
 
