@@ -177,7 +177,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     learn = RoundTimes.observe
     try:
         # Rounds take longer here, which nobody is to learn from.
-        RoundTimes.observe = lambda *_args, **_options: None  # type: ignore[method-assign]
+        RoundTimes.observe = _unheard  # type: ignore[method-assign]
         for owner, verb, phase, made in _WRAPPED:
             wrapped.append(wrap(owner, verb, phase, made))
         yield
@@ -185,6 +185,11 @@ def recording(recorder: Recorder) -> Iterator[None]:
         RoundTimes.observe = learn  # type: ignore[method-assign]
         for owner, verb, original in reversed(wrapped):
             setattr(owner, verb, original)
+
+
+def _unheard(*_round: Any, **_options: Any) -> Any:
+    """In place of learning from a round: it was no new one."""
+    return False
 
 
 def _nothing(_owner: Any, _result: Any) -> list[mx.array]:
