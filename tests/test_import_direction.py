@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "targets": {"errors", "contract", "plugins"} | NUMERICS,  # a checkpoint may declare a kind
 }
 LOWER = {*MAY_IMPORT}
-FRONT = {"check", "generation", "requests", "batch", "benchmark", "models"}
+FRONT = {"check", "generation", "requests", "batch", "bench", "models"}
 FRONT |= {"drafters", "pairing", "chained", "automatic"}
 MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
 MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec", "scaffold"}, "specdec": LOWER | FRONT}
