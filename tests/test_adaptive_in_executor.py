@@ -34,13 +34,13 @@ from specdec.verify.pacing import Plan, Seen
 from specdec_ngram.provider import NgramProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from specdec import Row
     from specdec.contract import DraftProvider
 
-PROMPTS = ((7,), (1, 2, 3), (5, 9, 40, 3, 22, 17), (33, 8, 33, 8))
-SAMPLINGS = ((0.0, None), (1.0, 7))
+PROMPTS: tuple[tuple[int, ...], ...] = ((7,), (1, 2, 3), (5, 9, 40, 3, 22, 17), (33, 8, 33, 8))
+SAMPLINGS: tuple[tuple[float, int | None], ...] = ((0.0, None), (1.0, 7))
 TEXTS = {
     (prompt, temp, seed): text_of(prompt, temp, seed)
     for prompt in PROMPTS
@@ -213,16 +213,12 @@ def test_a_drafter_that_rested_has_read_tokens_and_hidden_states_as_if_it_had_no
         for each in (kept, rested):
             held = each.attachment.arrays
             assert held["tokens"].tolist()[:count] == list(row.tokens[:count])
-        states = [
-            mx.concatenate(
-                [
-                    each.attachment.arrays[f"context{n}"]
-                    for n in range(len(each.attachment.arrays) - 1)
-                ]
-            )
-            for each in (kept, rested)
-        ]
+        states = [hidden_of(each.attachment.arrays) for each in (kept, rested)]
         assert mx.array_equal(states[0][:count], states[1][:count])
+
+
+def hidden_of(arrays: Mapping[str, mx.array]) -> mx.array:
+    return mx.concatenate([arrays[f"context{n}"] for n in range(len(arrays) - 1)])
 
 
 def test_a_drafter_at_rest_is_not_asked_and_windows_are_begun_early() -> None:

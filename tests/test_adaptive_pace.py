@@ -123,9 +123,7 @@ def run(
             if plan.rests and width > 1:
                 time = machine.curve().at(machine.rows, width, 512)
             time *= rng.lognormvariate(0, 0.05)
-            seen = Seen(
-                asked, [asked] * machine.rows, accepted, longest, width, time / 1000
-            )
+            seen = Seen(asked, [asked] * machine.rows, accepted, longest, width, time / 1000)
             pace.observe(rows, seen)  # type: ignore[arg-type]
             spent += time
             emitted += machine.rows + sum(accepted)

@@ -91,9 +91,9 @@ def test_generate_streams_the_text_and_then_says_what_ran(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ("generate", "--prompt", PROMPT, "--max-tokens", "12", "--drafter", "ngram")
-    options = (*options, "--num-draft-tokens", "3")
-    expected = as_json(capsys, *options)
-    status, out, err = run(capsys, *options)
+    fixed = (*options, "--num-draft-tokens", "3")
+    expected = as_json(capsys, *fixed)
+    status, out, err = run(capsys, *fixed)
     text, _, summary = out.partition(f"\n{'=' * 10}\n")
     assert (status, err) == (0, "")
     assert text == expected["text"]

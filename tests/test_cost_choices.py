@@ -206,8 +206,9 @@ def test_a_single_slow_round_changes_little() -> None:
 def test_the_first_round_of_a_shape_is_not_believed() -> None:
     times = RoundTimes(window)
     times.observe(1, 3, 4, 3, 900.0)
-    assert not times.knows(1, 3)
     times.observe(1, 3, 4, 3, 20.0)
+    assert not times.knows(1, 3)
+    times.observe(1, 3, 4, 3, 24.0)
     assert times.drafted(1, 3, as_needed) == pytest.approx(20)
 
 

@@ -22,7 +22,9 @@ from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
+    from specdec.drafters import LoadedDrafter
     from specdec.generation import GenerationResponse
     from specdec.verify import GenerationStats, TokenLogprobs
 
@@ -94,7 +96,7 @@ def run_generate(args: argparse.Namespace) -> int:
     check_text(prompt, "the prompt")
     options, shaped = drafter_options(args), {**shaping(args), **caching(args)}
     from specdec.checkpoints import PrefixCache
-    from specdec.drafters import check_drafter, load_drafter
+    from specdec.drafters import check_drafter
     from specdec.generation import stream_generate
     from specdec.models import load_model
 
@@ -109,14 +111,7 @@ def run_generate(args: argparse.Namespace) -> int:
     if args.prefix_cache is not None:
         cache = PrefixCache(args.prefix_cache_bytes or _CACHE_BYTES, args.prefix_cache)
     model, tokenizer = load_model(args.model, adapter_path=args.adapter_path)
-    drafter = None
-    if args.drafter != "none":
-        # 0 asks for no draft, so the drafter is loaded as it is and the statistics say the rest.
-        width = args.num_draft_tokens or None
-        drafter = load_drafter(args.drafter, model, tokenizer, num_draft_tokens=width, **options)
-        drafter.progress = measuring_progress()
-        if args.measure_costs:
-            drafter.costs.forget()
+    drafter = _load(args, model, tokenizer, options)
     responses = stream_generate(
         model,
         tokenizer,
@@ -159,6 +154,22 @@ def run_generate(args: argparse.Namespace) -> int:
         if cache.stats.last_error:
             print(f"prefix cache: not all was kept: {cache.stats.last_error}", file=sys.stderr)
     return 0
+
+
+def _load(
+    args: argparse.Namespace, model: Any, tokenizer: Any, options: Mapping[str, Any]
+) -> LoadedDrafter | None:
+    from specdec.drafters import load_drafter
+
+    if args.drafter == "none":
+        return None
+    # 0 asks for no draft, so the drafter is loaded as it is and the statistics say the rest.
+    width = args.num_draft_tokens or None
+    drafter = load_drafter(args.drafter, model, tokenizer, num_draft_tokens=width, **options)
+    drafter.progress = measuring_progress()
+    if args.measure_costs:
+        drafter.costs.forget()
+    return drafter
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ SHARE: Final = 0.007
 
 _OF_GAINS = 0.2
 _MOST = 24.0  # plain rounds' worth
-_LEAST = -12.0
+_LEAST = -3.0
 
 
 @define

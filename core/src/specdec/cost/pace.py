@@ -13,7 +13,7 @@ from specdec.cost.choose import choose
 from specdec.verify.pacing import AS_ASKED, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from specdec.cost.choose import Choice
     from specdec.cost.costs import Costs
@@ -114,11 +114,10 @@ class AdaptivePace:
         plain_width = costs.padded(count, 1)
         plain = costs.times.plain(count, plain_width)
 
-        def padded(needed: int) -> int:
-            return costs.padded(count, needed)
-
         def time(depth: int) -> float:
-            return costs.times.drafted(count, depth, padded) if depth else plain
+            if not depth:
+                return plain
+            return costs.times.drafted(count, depth, lambda n: costs.padded(count, n))
 
         # Rows that are not adaptive stand in the batch, and are no reason for another width.
         others: list[Sequence[float]] = [[]] * (count - len(adaptive))
@@ -130,7 +129,7 @@ class AdaptivePace:
         if close and costs.times.plain_age(count, plain_width) > _STALE:
             self._depth, self._hold = 0, _AT_REST
             return
-        look = self._look(adaptive, others, depths, best, plain, padded)
+        look = self._look(adaptive, others, depths, best)
         if look is not None and look != best.depth:
             self._depth, self._hold = look, 1
             self._looking, self._was_look = _TRIAL - 1, True
@@ -162,8 +161,6 @@ class AdaptivePace:
         others: Sequence[Sequence[float]],
         depths: Sequence[int],
         best: Choice,
-        plain: float,
-        padded: Callable[[int], int],
     ) -> int | None:
         """A depth that may be better than the best that is known, if there is means to look.
 
@@ -174,8 +171,12 @@ class AdaptivePace:
         if not costs.account.affords(1):
             return None
 
+        plain = costs.times.plain(count, costs.padded(count, 1))
+
         def hoped(depth: int) -> float:
-            return costs.times.drafted(count, depth, padded, hopeful=True)
+            return costs.times.drafted(
+                count, depth, lambda needed: costs.padded(count, needed), hopeful=True
+            )
 
         known = [costs.survival(row).surviving(row.width) for row in adaptive]
         if best.depth:

@@ -13,7 +13,6 @@ import platform
 import tempfile
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -26,6 +25,7 @@ from specdec.cost.times import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["CostStore", "Kept", "identity_of"]
 

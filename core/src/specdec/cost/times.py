@@ -1,7 +1,7 @@
 """What a round takes here, learned from the rounds themselves.
 
-A round is told by how many rows it has, how many drafts were asked for, and how wide its window was.
-Rounds that were seen are remembered as a mean of the recent ones; of those that were not, the
+A round is told by how many rows it has, how many drafts were asked for, and how wide its window
+was. Rounds that were seen are remembered as a mean of the recent ones; of those that were not, the
 target's measured curve says what the window takes, and rounds that were seen say what the drafter
 and everything else take beside it.
 
@@ -25,6 +25,8 @@ _WARM_UP: Final = 1  # the first round of a shape makes kernels and plans
 _LEAST: Final = 3  # rounds before one is believed: of the first ones the fastest counts
 _SLOWEST: Final = 0.05
 _FOLLOWS: Final = 0.25  # of what a round is off, how much is taken for drift
+_OLD: Final = 400  # rounds after which a time is doubted
+_DOUBTED: Final = 0.7
 _SPIKE: Final = 1.6  # how much one round may be off the mean and still be believed whole
 
 
@@ -92,7 +94,7 @@ class RoundTimes:
     _filled: dict[int, float] = field(factory=dict)  # positions of the others, of those asked for
     _beside: dict[int, list[tuple[int, float]]] = field(factory=dict)
 
-    def observe(
+    def observe(  # noqa: PLR0917  # what a round is, and what it took
         self, rows: int, asked: int, width: int, longest: int, time: float, rounds: int = 1
     ) -> bool:
         """A round was seen, or several plain ones.
@@ -182,6 +184,9 @@ class RoundTimes:
     def _asked(self, size: int, depth: int, width: int, *, hopeful: bool) -> float:
         seen = self._seen.get(Kind(size, depth, width))
         if seen is not None and seen.known:
+            if hopeful and seen.age > _OLD:
+                # It may have been seen at a bad moment.
+                return max(self.window(size, width), _DOUBTED * seen.time)
             return seen.time
         return self.window(size, width) + self._rest(size, depth, hopeful=hopeful)
 

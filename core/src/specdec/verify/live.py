@@ -182,26 +182,24 @@ class LiveRows:
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
         assert self.state is not None
-        if not flight.plain or not self.state.can_roll_back:
-            return False
-        if self.drafting.wanted(self.rows):
-            lane = self.drafting.lane
-            if lane is None or (flight.missed is None and lane.is_open):
-                return False
-            self._tempo.peek(self.rows)
-            if not self._tempo.rests:
-                return False
-        elif flight.width != 1:
-            return False
-        if flight.row_count < len(self.rows):
+        if not flight.plain or not self.state.can_roll_back or flight.row_count < len(self.rows):
             return False
         if any(row.constraint is not None or row.positional for row in self.rows):
             return False  # the samples must be known, or were drawn for nothing
-        for row in self.rows:
-            budget = row.budget
-            if budget is None or budget > 1 or row.request.cache is not None:
-                return True
-        return False
+        return self._stays_plain(flight) and any(
+            row.budget is None or row.budget > 1 or row.request.cache is not None
+            for row in self.rows
+        )
+
+    def _stays_plain(self, flight: Flight) -> bool:
+        """Whether the window after this plain one is plain as well."""
+        if not self.drafting.wanted(self.rows):
+            return flight.width == 1
+        lane = self.drafting.lane
+        if lane is None or (flight.missed is None and lane.is_open):
+            return False
+        self._tempo.peek(self.rows)
+        return self._tempo.rests
 
     def commit_plain(self, flight: Flight) -> None:
         """A plain window's only position is its pending token, which was emitted: keep it."""

@@ -1,4 +1,4 @@
-"""What the rows of a group do about their pace: when it is asked, what it is told, how long it holds.
+"""What the rows of a group do about their pace: when it is asked, and what it is told.
 
 A plain round of a small model takes a millisecond, so while a drafter rests nothing is asked or
 told but once in several rounds.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from specdec.drafting.padding import measured
 from specdec.verify.pacing import AS_ASKED, Plan, Seen
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ class Tempo:
     # Rounds.
 
     def start(self) -> None:
-        """Work on a round begins, or goes on."""
-        self._seconds -= time.perf_counter()
+        """Work on a round begins, or goes on; heads that are measured in it are none of it."""
+        self._seconds -= time.perf_counter() - measured()
 
     def stop(self) -> None:
         """It pauses, while others have the thread."""
-        self._seconds += time.perf_counter()
+        self._seconds += time.perf_counter() - measured()
 
     def landed(
         self, rows: Sequence[Row], flight: Flight, outcomes: Sequence[RowOutcome | None]
