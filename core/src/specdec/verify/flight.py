@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from attrs import define, field, frozen
 
+from specdec.verify.clock import RoundClock
 from specdec.verify.drafts import Drafts
 from specdec.verify.draws import Draw
 
@@ -99,7 +100,9 @@ class Flight:
         packed: the samples, with device drafts and their lengths beside them in the same array.
         logits: ``[B, W, V]`` as the target gave them, where rows are drawn position by position.
         masks: what constraints allow, by row: ``[n, V]`` of the first n positions.
+        drafted: whether the drafter's round is open with it; it ends with the window.
         settled: whether the target's rows have already kept the window.
+        clock: where the time of its round goes.
     """
 
     draw: Draw
@@ -108,7 +111,9 @@ class Flight:
     packed: mx.array
     logits: mx.array | None = None
     masks: Mapping[int, mx.array | None] = field(factory=dict)
+    drafted: bool = False
     settled: bool = False
+    clock: RoundClock = field(factory=RoundClock)
 
     @property
     def row_count(self) -> int:
