@@ -170,6 +170,52 @@ def test_rounds_go_ahead_where_nothing_stands_in_the_way(what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [None, 2])
+def test_a_drafter_is_asked_and_told_the_same_as_in_rounds_that_do_not_go_ahead(
+    kind: str, fails: int | None
+) -> None:
+    found = []
+    for ahead in (True, False):
+        plan = Script(TEXTS, MOVES)
+        provider = drafter(kind, plan, {} if fails is None else {"commit": {fails}})
+        group = VerifyGroup(target(), provider)
+        rows = group.admit(
+            [
+                request(prompt, max_tokens=12 + at, num_draft_tokens=4)
+                for at, prompt in enumerate(PROMPTS)
+            ]
+        )
+        while group.rows:
+            with group.round(ahead=ahead) as done:
+                done.deliver_all()
+        asked = [(told.pending, told.depths, told.steps, told.accepted) for told in provider.rounds]
+        found.append((asked, provider.calls, [(row.stats.as_dict(), row.emitted) for row in rows]))
+        assert provider.complaints == []
+        assert len(asked) >= 4 or fails is not None
+    for *_, each in found:
+        for stats, _ in each:
+            stats.pop("time_to_first_token")
+    assert found[0] == found[1]
+
+
+def test_a_history_holds_each_token_once_however_often_it_is_looked_at() -> None:
+    group = VerifyGroup(target())
+    [row] = group.admit([request(PROMPTS[0], history=(60, 61))])
+    for ahead, emitted in (((), 0), ((8, 9), 1), ((9, 10, 11), 2), ((11,), 1)):
+        row.ahead.clear()
+        row.ahead.extend(ahead)
+        for _ in range(2):
+            assert row.history().tolist() == [60, 61, *row.tokens, *ahead]
+            assert row.pending == [*row.tokens, *ahead][-1]
+            assert row.drawn == row.steps + len(ahead)
+        for token in ahead[:emitted]:
+            row.emit(token)
+            assert row.history().tolist() == [60, 61, *row.known]
+    assert row.emitted == (8, 9, 10, 11)
+    group.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temp", [0.0, 1.0])
 def test_a_round_waits_for_the_device_once_also_where_rows_join_and_leave(
     kind: str, temp: float, monkeypatch: pytest.MonkeyPatch
@@ -298,6 +344,9 @@ class Asked:
         said = len(whole.tokens) + (whole.end_token is not None)
         left = self.leaves is not None and self.place <= said
         assert row.emitted == whole.tokens[: row.steps]
+        for processed, offsets, drafted in self.published:
+            assert offsets == {processed}
+            assert drafted in (None, processed)
         if removed:
             return
         if not left:
@@ -307,9 +356,6 @@ class Asked:
         else:
             assert row.steps == min(self.place, len(whole.tokens))
             assert row.finish is not None
-        for processed, offsets, drafted in self.published:
-            assert offsets == {processed}
-            assert drafted in (None, processed)
         if not left:
             assert len(self.published) == 1
 
@@ -655,6 +701,11 @@ def test_verbs_that_need_rows_at_rest_are_served_after_a_round_that_does_not_go_
     with pytest.raises(OptionError, match="row 0 has tokens of its own that are not delivered"):
         group.consume([[9], []])
     assert early(group)  # nothing changed
+    group.extract(rows[0])  # what was begun is read for it, and waits to be delivered
+    assert not early(group)
+    assert group.preview() is None
+    with pytest.raises(OptionError, match="row 1 has tokens of its own that are not delivered"):
+        group.consume([[], [9]])
     with group.round() as done:
         done.deliver_all()
     assert not early(group)
