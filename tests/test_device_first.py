@@ -25,6 +25,7 @@ from scripted import (
     Fault,
     Script,
     ScriptedProvider,
+    ScriptedRows,
     Text,
     drain,
     ending_of,
@@ -39,7 +40,13 @@ from scripted import (
 )
 from tiny_models import tiny_model
 
-from specdec import BatchGenerator, PrefixCache, Request, VerifyGroup, stream_generate
+from specdec import (
+    BatchGenerator,
+    PrefixCache,
+    Request,
+    VerifyGroup,
+    stream_generate,
+)
 from specdec.contract import ContextKind, PrefillMode
 from specdec.errors import GroupFailedError, OptionError
 from specdec.sampling.penalties import make_logits_processors
@@ -387,10 +394,10 @@ FAULTS: st.SearchStrategy[dict[str, set[int]]] = st.one_of(
 )
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["go", "go", "join", "remove", "extract", "at rest", "preview"]),
+        st.sampled_from([*["go"] * 5, "join", "join", "remove", "extract", "at rest", "preview"]),
         st.integers(0, 5),
     ),
-    max_size=12,
+    max_size=16,
 )
 
 
@@ -440,9 +447,10 @@ def test_tokens_are_the_targets_own_whoever_comes_goes_stops_or_fails(
             assert len(read) >= len(row.tokens) - 1
         elif step == "preview":
             group.preview()
-        with group.round(ahead=step != "at rest") as verified:
-            verified.deliver_all()
-        if not group.rows and not done:
+        elif step in ("go", "at rest"):
+            with group.round(ahead=step == "go") as verified:
+                verified.deliver_all()
+        if number > len(steps) and not group.rows and not done:
             break
         if number > len(steps) and done:
             reading, each = done.pop(0)
@@ -717,6 +725,71 @@ def test_verbs_that_need_rows_at_rest_are_served_after_a_round_that_does_not_go_
     written = (*PROMPTS[0], *before[0], *taken)
     assert rows[0].emitted[len(before[0]) + 3 :] == solo(written)[: 30 - len(before[0]) - 3]
     assert rows[1].emitted == TEXTS[1].output[:30]
+
+
+class Telling(ScriptedRows):
+    """Rows that say what they would propose."""
+
+    def preview(self, pending: Any, _depths: Any, _steps: Any, /) -> mx.array:
+        self._enter("preview")
+        return mx.array([[7, 8]] * len(pending), mx.int32)
+
+
+def test_a_drafter_that_can_tell_what_it_would_propose_is_not_asked_ahead() -> None:
+    provider = ScriptedProvider(Script(TEXTS, MOVES), rows=Telling)
+    group = VerifyGroup(target(), provider)
+    [row] = group.admit([request(PROMPTS[0], max_tokens=30, num_draft_tokens=4)])
+    assert group.preview() == [[7, 8]]
+    with group.round(ahead=True) as done:
+        done.deliver_all()
+    assert group.preview() is None
+    group.extract(row)
+    assert group.preview() is None  # what was read for it waits to be delivered
+    with group.round() as done:
+        done.deliver_all()
+    assert group.preview() == [[7, 8]]
+    assert provider.complaints == []
+    group.close()
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_an_end_token_that_was_read_and_not_delivered_is_in_no_state_that_is_shown(
+    cancels: bool,
+) -> None:
+    text, place = next(
+        (text, at)
+        for text in (TEXTS[0], *TEXTS[2:])
+        for at in range(5, 9)  # drafts of the second window
+        if text.output[at] not in text.output[:at]
+    )
+    heard: list[int] = []
+    published: list[tuple[int, set[int]]] = []
+    group = VerifyGroup(target(), ScriptedProvider(Script.always(TEXTS, [RIGHT] * 4)))
+    row, other = group.admit(
+        [
+            request(
+                text.prompt,
+                max_tokens=20,
+                num_draft_tokens=4,
+                end_tokens={text.output[place]},
+                consumer=lambda emission: heard.append(emission.token),
+                cancelled=lambda: cancels and len(heard) >= place,
+                publish=lambda row, caches, _: published.append(
+                    (row.processed, {cache.offset for cache in caches})
+                ),
+            ),
+            request(PROMPTS[1], max_tokens=20, num_draft_tokens=4),
+        ]
+    )
+    with group.round(ahead=True) as done:
+        done.deliver_all()
+    group.extract(other)  # so the window with the end token is read and kept before its round
+    run_ahead(group)
+    assert row.emitted == text.output[:place]
+    whole = len(text.prompt) + place + 1
+    assert row.finish == ("cancelled" if cancels else "stop")
+    assert published == ([] if cancels else [(whole, {whole})])
+    assert other.emitted == TEXTS[1].output[:20]
 
 
 def test_an_interrupt_while_tokens_are_delivered_ends_what_was_not_delivered_alone() -> None:

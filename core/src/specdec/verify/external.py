@@ -55,6 +55,8 @@ def check_external(
         if not ids:
             continue
         if index in undelivered:
+            if not row.steps:
+                raise OptionError(f"row {index} has a first token of its own; call round() first")
             raise OptionError(
                 f"row {index} has tokens of its own that are not delivered; call round() first, "
                 "without ahead"
