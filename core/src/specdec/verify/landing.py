@@ -103,12 +103,14 @@ class Landing:
 def may_run_ahead(rows: Sequence[Row], outcomes: Sequence[RowOutcome | None]) -> bool:
     """Whether the next window can be submitted before these outcomes are delivered.
 
-    Not if a row ends with them, for then its state is shown to others as it was delivered; not
-    beside a row whose cache is the caller's, who may stop it at any token; and not where a
-    constraint, or code that may hold state, would be shown tokens that may never come.
+    Not if a row ends with them, for then its state is shown to others as it was delivered; not if
+    one has emitted nothing yet, for a first token waits for nothing; not beside a row whose cache
+    is the caller's, who may stop it at any token; and not where a constraint, or code that may
+    hold state, would be shown tokens that may never come.
     """
-    if any(outcome is not None and outcome.ends for outcome in outcomes):
-        return False
+    for row, outcome in zip(rows, outcomes, strict=True):
+        if outcome is not None and (outcome.ends or not row.steps):
+            return False
     return not any(
         row.finish is not None
         or row.request.cache is not None
