@@ -215,12 +215,11 @@ def in_use() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_thousand_rounds_lose_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_rounds_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("qwen3")
     start = in_use()
     loaded = load_drafter("ngram", model)
-    report = endure(model, loaded, VOCABULARY, 1000, seed, monkeypatch)
+    report = endure(model, loaded, VOCABULARY, 1000, 1, monkeypatch)
     assert report.rounds >= 1000
     assert report.requests >= REQUESTS
     assert (report.lost, report.wrong) == (0, 0), report

@@ -6,7 +6,6 @@ and cancel, rows come and go between any rounds, and drafters fail at any call.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -274,29 +273,6 @@ def test_a_round_waits_for_the_device_once_also_where_rows_join_and_leave(
             assert row.emitted == text.output[:16]
         assert row.emitted == text.output[: row.steps]
     assert provider.complaints == []
-
-
-def test_the_clock_of_a_round_leaves_the_delivery_out() -> None:
-    group = VerifyGroup(target(), scripted(rows=1))
-    group.admit([request(PROMPTS[0], max_tokens=30, num_draft_tokens=4)])
-    clocks = []
-    with group.round() as done:
-        done.deliver_all()
-    for _ in range(3):
-        with group.round(ahead=True) as done:
-            begun = group._live.flight
-            done.deliver_all()
-            time.sleep(0.05)
-        assert begun is not None
-        clocks.append(begun.clock)
-    first, second, third = clocks
-    for landed in (first, second):
-        assert landed.away >= 0.05
-        assert 0 < landed.seconds == landed.launch + landed.land + landed.commit
-        assert min(landed.launch, landed.land, landed.commit) > 0
-    assert third.land == 0
-    assert third.launch > 0
-    group.close()
 
 
 # Whoever comes, goes, stops, raises and fails.

@@ -25,12 +25,12 @@ MAY_IMPORT = {
     "contract": {"errors"},
     "plugins": {"errors", "contract"},
     "grammar": {"errors", "contract"},
-    "cost": {"errors", "contract", "state", "sampling"},
+    "cost": {"errors", "contract", "state", "verify"},
     **dict.fromkeys(NUMERICS | {"verify", "chain"}, {"errors", "contract"} | NUMERICS),
     "targets": {"errors", "contract", "plugins"} | NUMERICS,  # a checkpoint may declare a kind
 }
 LOWER = {*MAY_IMPORT}
-FRONT = {"check", "generation", "requests", "batch", "benchmark", "models"}
+FRONT = {"check", "generation", "requests", "batch", "bench", "models"}
 FRONT |= {"drafters", "pairing", "chained", "automatic"}
 MAY_IMPORT |= dict.fromkeys(FRONT, LOWER | FRONT)
 MAY_IMPORT |= {"cli": LOWER | FRONT | {"specdec", "scaffold"}, "specdec": LOWER | FRONT}
@@ -38,11 +38,16 @@ MAY_IMPORT |= {"testing": {*MAY_IMPORT}, "scaffold": {"errors"}, "__main__": {"c
 
 # verify and drafting are annotated with what they drive, drafting with what headers say, too; no
 # import at run time.
-MAY_NAME_IN_TYPES = {("verify", "targets"), ("drafting", "targets"), ("drafting", "plugins")}
+MAY_NAME_IN_TYPES = {
+    ("verify", "targets"),
+    ("cost", "targets"),
+    ("drafting", "targets"),
+    ("drafting", "plugins"),
+}
 
 HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "safetensors", "numpy", "llguidance"}
 LIGHT = {"specdec", "errors", "contract", "plugins", "cli", "models", "scaffold"}
-MLX_AT_IMPORT = NUMERICS | FRONT | {"targets", "verify", "testing", "grammar", "chain"}
+MLX_AT_IMPORT = NUMERICS | FRONT | {"targets", "verify", "testing", "grammar", "chain", "cost"}
 NEVER_MLX = {"errors", "contract", "plugins", "scaffold"}
 PURE = {"verify/accept.py"}
 

@@ -292,7 +292,12 @@ def test_a_loaded_drafter_drafts(kinds: Kinds) -> None:
     kinds.provider = ScriptedProvider(Script.always([text], [RIGHT] * 5))
     model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
     with load_drafter("scripted", model, tokenizer) as loaded:
-        responses = list(stream_generate(model, tokenizer, list(PROMPT), 12, drafter=loaded))
+        width = loaded.num_draft_tokens
+        responses = list(
+            stream_generate(
+                model, tokenizer, list(PROMPT), 12, drafter=loaded, num_draft_tokens=width
+            )
+        )
     assert [response.token for response in responses] == list(text.output[:12])
     stats = responses[-1].stats
     assert stats is not None

@@ -13,6 +13,7 @@ HEADERS = "specdec/plugins/headers.py"
 OF_ROUNDS = "tests/test_drafting_rounds.py::"
 OF_CHOICES = "tests/test_drafting_choose.py::"
 OF_MODULES = "tests/test_drafting_modules.py::"
+ROW_TABLES = "tests/test_row_tables.py::"
 OF_HEADERS = "tests/test_headers.py::"
 BOTH_DOORS = (
     OF_ROUNDS + "test_both_doors_remember_each_rows_drafts_up_to_its_depth_and_what_the_drafter_cut"
@@ -216,5 +217,47 @@ DRAFTING_MUTANTS = (
         new="        if end > size + length:\n",
         killed_by=OF_HEADERS + "test_what_lacks_of_a_cut_file_is_counted",
         why="A download that broke off is found out when its last weight is read.",
+    ),
+    # Operations by number of rows.
+    Mutant(
+        name="declared-rows-get-the-default",
+        file="specdec/contract/row_table.py",
+        old="return self.declared.get(rows, self.default)",
+        new="return self.default",
+        killed_by=ROW_TABLES + "test_a_declared_operation_is_called_for_its_rows_and_no_others",
+        why="What was declared for a number of rows is never called.",
+    ),
+    Mutant(
+        name="rows-are-measured-on-a-cpu",
+        file="specdec/drafting/padding.py",
+        old="if rows >= MOST or not self._measures():",
+        new="if rows >= MOST:",
+        killed_by=ROW_TABLES + "test_on_a_cpu_nothing_is_measured_and_the_input_is_passed_as_it_is",
+        why="Each further row costs more there; measuring is time for nothing.",
+    ),
+    Mutant(
+        name="padding-stands-before-the-rows",
+        file="specdec/drafting/padding.py",
+        old="return operation(mx.concatenate([x, last]))[:rows]",
+        new="return operation(mx.concatenate([last, x]))[:rows]",
+        killed_by=ROW_TABLES + "test_padding_changes_no_value",
+        why="Rows get what another row was to get.",
+    ),
+    Mutant(
+        name="loading-a-kernel-counts",
+        file="specdec/drafting/padding.py",
+        old="        timed(count)  # what loading a kernel takes is nobody's\n",
+        new="",
+        killed_by=ROW_TABLES
+        + "test_the_first_calls_do_not_count_and_one_slow_call_changes_nothing",
+        why="A number of rows whose kernel is loaded for the first time looks dear.",
+    ),
+    Mutant(
+        name="types-share-their-row-counts",
+        file="specdec/drafting/padding.py",
+        old="key = (rows, tuple(like.shape[1:]), like.dtype)",
+        new="key = (rows, tuple(like.shape[1:]), mx.float32)",
+        killed_by=ROW_TABLES + "test_each_shape_is_measured_once_and_said_so_in_all_threads",
+        why="Other types have other kernels.",
     ),
 )

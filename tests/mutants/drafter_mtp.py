@@ -389,8 +389,8 @@ MTP_MUTANTS = (
     Mutant(
         name="mtp-listed-rows-are-scored-in-whole",
         file=f"{MTP}/select.py",
-        old="        if self._subset is not None and self._choose.lists:\n",
-        new="        if self._subset is not None and not self._choose.lists:\n",
+        old="        if self._project is not None and self._choose.lists:\n",
+        new="        if self._project is not None and not self._choose.lists:\n",
         killed_by=f"{GAPS}::test_listed_drafts_are_drawn_at_their_own_steps_from_the_listed_rows",
         why="The target's whole head scores where the rows draw over listed ids.",
     ),

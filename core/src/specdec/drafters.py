@@ -111,6 +111,20 @@ def load_drafter(
     chosen, path = check_drafter(drafter, kind, options)
     target = bind_target(model, tokenizer)
     pairing = _Pairing(target, tokenizer, num_draft_tokens)
+    loaded = _loaded(pairing, drafter, chosen, path, kind, options)
+    loaded.adaptive = num_draft_tokens is None
+    return loaded
+
+
+def _loaded(  # noqa: PLR0917  # what load_drafter was given
+    pairing: _Pairing,
+    drafter: Drafter,
+    chosen: DraftKind | None,
+    path: Path | None,
+    kind: str | None,
+    options: Mapping[str, Any],
+) -> LoadedDrafter:
+    target, tokenizer = pairing.target, pairing.tokenizer
     if drafter == AUTO and kind is None:
         return load_automatic(default_registry(), target, pairing.brought_along)
     names = members_of(drafter) if kind is None else None
@@ -146,7 +160,9 @@ def load_draft_model(
     except UnknownKindError as error:
         raise missing_for("draft_model", _DRAFT_MODEL, error) from error
     pairing = _Pairing(bind_target(model, tokenizer), tokenizer, num_draft_tokens)
-    return pairing.make(kind, None, {"model": draft_model})
+    loaded = pairing.make(kind, None, {"model": draft_model})
+    loaded.adaptive = num_draft_tokens is None
+    return loaded
 
 
 def check_drafter(

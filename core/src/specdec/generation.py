@@ -65,6 +65,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
     *,
     drafter: Drafter | LoadedDrafter | None = None,
     num_draft_tokens: int | None = None,
+    adaptive: bool | None = None,
     seed: int | None = None,
     temp: float = 0.0,
     top_p: float = 0.0,
@@ -111,7 +112,11 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         drafter: a kind (``"ngram"``), a drafter's folder, ``"auto"``, a chain (``"ngram,mtp"``), or
             what :func:`specdec.load_drafter` returned; ``None`` decodes plainly through the same
             executor.
-        num_draft_tokens: the most drafts a round; 0 decodes plainly.
+        num_draft_tokens: drafts a round, the same in all of them; 0 decodes plainly. Without a
+            number as many as pay, by what rounds were measured to cost and drafts to bring.
+        adaptive: whether ``num_draft_tokens`` is the most that a round may have rather than a fixed
+            number; ``None`` is adaptive where no number is given, neither here nor when the
+            drafter was loaded. The tokens are the same either way.
         seed: the request's seed: the same seed gives the same text, with and without a drafter,
             at any width. ``None`` takes a new one.
         temp: temperature; 0 is greedy.
@@ -235,9 +240,9 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
             target.state_of(prompt_cache, request.cache_options)
         else:
             target.new_state(request.cache_options)
-        width = 0 if loaded is None else loaded.width(num_draft_tokens)
+        width, paced = (0, False) if loaded is None else loaded.drafts(num_draft_tokens, adaptive)
         constraint = bind_grammar(grammar, tokenizer, target, request.end_tokens)
-        request = evolve(request, num_draft_tokens=width, constraint=constraint)
+        request = evolve(request, num_draft_tokens=width, adaptive=paced, constraint=constraint)
         group = VerifyGroup(
             target,
             loaded.provider if loaded is not None else None,
@@ -245,6 +250,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
             reason=reason,
             prefill_step_size=prefill_step_size,
             stream=stream,
+            pace=loaded.pace() if loaded is not None and paced else None,
         )
     except BaseException:
         if loaded is not None and loaded is not drafter:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import mlx.core as mx
 
 from specdec.contract import Greedy, PrefillMode, validate_provider
+from specdec.cost import WIDTHS, AdaptivePace, Costs, CostStore, measuring_seconds
 from specdec.errors import AdapterError, OptionError
 from specdec.verify.lane import DraftLane
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from specdec.contract import DraftProvider, Selection
@@ -30,7 +31,15 @@ class LoadedDrafter:
         target: the bound model.
         num_draft_tokens: the most drafts a round, unless a request asks for another number.
         max_draft_tokens: what no request may exceed, or ``None``.
+        adaptive: whether requests that do not say leave it to what is measured how many of these
+            a round has; so where no number was given when it was loaded.
+        measuring_seconds: what measuring rounds of one batch size may take, about, the first time
+            that this machine runs the model; 0 lets rounds alone tell. The environment's
+            ``SPECDEC_MEASURING_SECONDS``, if it is set.
+        progress: told of the share of such a measurement that is done.
     """
+
+    most_adaptive: Final = WIDTHS[-1] - 1
 
     def __init__(self, kind: str, loaded: LoadedDraft, target: Target) -> None:
         self.kind = kind
@@ -38,6 +47,49 @@ class LoadedDrafter:
         self.target = target
         self.num_draft_tokens = loaded.num_draft_tokens
         self.max_draft_tokens = loaded.max_draft_tokens
+        self.adaptive = False
+        self.measuring_seconds = measuring_seconds()
+        self.progress: Callable[[float], None] | None = None
+        self._costs: Costs | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """What is known of rounds with this drafter on this machine."""
+        if self._costs is None:
+            self._costs = Costs(
+                self.target,
+                self.kind,
+                default=self.num_draft_tokens,
+                most=self._most,
+                store=CostStore(),
+                seconds=self.measuring_seconds,
+                progress=self.progress,
+            )
+        return self._costs
+
+    def pace(self) -> AdaptivePace:
+        """A pace for one group of rows."""
+        return AdaptivePace(self.costs)
+
+    def drafts(self, asked: int | None, adaptive: bool | None = None) -> tuple[int, bool]:
+        """How many drafts a round of a request may have, and whether it may have fewer.
+
+        Args:
+            asked: the most that it asks for, or ``None``.
+            adaptive: whether it leaves the number to what is measured; ``None`` does so where
+                nobody has given one.
+        """
+        if adaptive is None:
+            adaptive = self.adaptive and asked is None
+        if not adaptive or asked == 0:
+            return self.width(asked), False
+        most = self._most if self.adaptive or asked is not None else self.num_draft_tokens
+        return (most if asked is None else min(self.width(asked), self.most_adaptive)), True
+
+    @property
+    def _most(self) -> int:
+        limit = self.max_draft_tokens
+        return self.most_adaptive if limit is None else min(limit, self.most_adaptive)
 
     def width(self, asked: int | None) -> int:
         """Drafts a round for a request that asked for a number, or for none."""
@@ -46,7 +98,9 @@ class LoadedDrafter:
         return wanted if limit is None else min(wanted, limit)
 
     def close(self) -> None:
-        """Release the drafter's weights."""
+        """Keep what was measured, and release the drafter's weights."""
+        if self._costs is not None:
+            self._costs.keep()
         self.provider.close()
 
     def __enter__(self) -> Self:

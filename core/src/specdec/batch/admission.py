@@ -114,6 +114,7 @@ class Admission:
         snapshots = ends[:-1] if prefix_cache is not None else ()
         history = token_ids(_or(options["all_tokens"], ()), "all_tokens")
         check_ids(history, target, "all_tokens")
+        width, adaptive = self._drafts(options["num_draft_tokens"])
         return Request(
             cache_options=settings.cache_options,
             prompt=prompt,
@@ -128,7 +129,8 @@ class Admission:
             constraint=bind_grammar(grammar, tokenizer, target, stops.end_tokens),
             num_forced_tokens=_or(options["num_forced_tokens"], 16),
             logprobs=options["logprobs"],
-            num_draft_tokens=self._width(options["num_draft_tokens"]),
+            num_draft_tokens=width,
+            adaptive=adaptive,
             history=history,
             continue_from=None if caches is None else deepcopy(list(caches)),
             prefix_cache=prefix_cache,
@@ -146,11 +148,14 @@ class Admission:
             return encode_prompt(prompt, tokenizer)
         return tuple(tokenizer.encode(prompt, add_special_tokens=False))
 
-    def _width(self, asked: int | None) -> int:
+    def _drafts(self, asked: int | None) -> tuple[int, bool]:
+        """Drafts a round, and whether there may be fewer."""
         if asked is not None:
             whole_number("num_draft_tokens", asked, least=0)
         wanted = self.settings.num_draft_tokens if asked is None else asked
-        return 0 if self.drafter is None else self.drafter.width(wanted)
+        if self.drafter is None:
+            return 0, False
+        return self.drafter.drafts(wanted, self.settings.adaptive)
 
     def _held(self, request: Request) -> int:
         """Positions that the request's caches hold already.

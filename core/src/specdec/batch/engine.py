@@ -55,6 +55,7 @@ class Engine:
                 reason="no drafter was asked for" if drafter is None else None,
                 prefill_step_size=step_size,
                 stream=stream,
+                pace=None if drafter is None else drafter.pace(),
             )
 
         memory = MemoryPlan(target, settings.memory_limit, provider, settings.cache_options)

@@ -48,7 +48,10 @@ class BatchGenerator:
         tokenizer: what it returned second; needed for text, stop strings and grammars.
         drafter: a kind, a folder, ``"auto"``, a chain (``"ngram,mtp"``), or what
             :func:`specdec.load_drafter` returned; ``None`` for none.
-        num_draft_tokens: the most drafts a round of requests that do not say; 0 for none.
+        num_draft_tokens: drafts a round of requests that do not say, the same in all of them; 0 for
+            none. Without a number as many as pay, by what is measured.
+        adaptive: whether numbers of drafts are the most that a round may have rather than fixed
+            ones; ``None`` is adaptive for requests without a number.
         max_tokens: likewise, tokens to generate at most; -1 for no limit.
         stop_tokens: sequences of ids that end an output; one id alone is an end token and no
             content; the tokenizer's end tokens if not given.
@@ -80,6 +83,7 @@ class BatchGenerator:
         *,
         drafter: Drafter | LoadedDrafter | None = None,
         num_draft_tokens: int | None = None,
+        adaptive: bool | None = None,
         max_tokens: int = 128,
         stop_tokens: Sequence[Sequence[int]] | None = None,
         sampler: Callable[[mx.array], mx.array] | None = None,
@@ -101,6 +105,7 @@ class BatchGenerator:
         settings = Settings(
             tokenizer=tokenizer,
             num_draft_tokens=num_draft_tokens,
+            adaptive=adaptive,
             max_tokens=max_tokens,
             stop_tokens=stop_tokens,
             sampler=sampler,

@@ -48,7 +48,8 @@ class PromptOptions(TypedDict, total=False):
         acceptance: ``"match"`` or ``"rejection"``.
         draft_temps: temperatures that drafts are drawn at.
         draft_filters: whether drafts are drawn with the filters.
-        num_draft_tokens: the most drafts a round; 0 for no drafter.
+        num_draft_tokens: drafts a round, or the most of them where the generator is adaptive; 0
+            for no drafter.
         min_tokens: tokens before which neither an end token nor a stop ends the output.
         stop: texts that end the output; need a tokenizer.
         grammars: what the outputs obey.

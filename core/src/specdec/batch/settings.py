@@ -86,6 +86,7 @@ class Settings:
 
     tokenizer: Any = field(converter=_wrapped)
     num_draft_tokens: int | None = field(validator=optional(_none_or_more))
+    adaptive: bool | None
     max_tokens: int = field(validator=_token_limit)
     stop_tokens: Any
     sampler: Callable[[mx.array], mx.array] | None

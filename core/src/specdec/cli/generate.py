@@ -16,13 +16,15 @@ from specdec.cli.options import (
     drafter_options,
     read_text,
 )
-from specdec.cli.progress import prompt_progress
+from specdec.cli.progress import measuring_progress, prompt_progress
 from specdec.cli.shaping import add_shaping, shaping
 from specdec.errors import OptionError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
+    from specdec.drafters import LoadedDrafter
     from specdec.generation import GenerationResponse
     from specdec.verify import GenerationStats, TokenLogprobs
 
@@ -48,7 +50,22 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     source.add_argument("--prompt-file", help="a file with the prompt; - for standard input")
     parser.add_argument("--chat", action="store_true", help="apply the model's chat template")
     parser.add_argument("--max-tokens", type=int, default=256, help="-1 for no limit")
-    parser.add_argument("--num-draft-tokens", type=int, help="drafts a round; 0 runs plain")
+    parser.add_argument(
+        "--num-draft-tokens",
+        type=int,
+        help="drafts a round, the same in all; 0 runs plain (default: as many as pay, by what "
+        "rounds are measured to cost here)",
+    )
+    parser.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="take --num-draft-tokens as the most that a round may have",
+    )
+    parser.add_argument(
+        "--measure-costs",
+        action="store_true",
+        help="measure anew what rounds cost here, in place of what is remembered",
+    )
     add_drafter_options(parser)
     add_sampling(parser)
     add_shaping(parser)
@@ -79,23 +96,22 @@ def run_generate(args: argparse.Namespace) -> int:
     check_text(prompt, "the prompt")
     options, shaped = drafter_options(args), {**shaping(args), **caching(args)}
     from specdec.checkpoints import PrefixCache
-    from specdec.drafters import check_drafter, load_drafter
+    from specdec.drafters import check_drafter
     from specdec.generation import stream_generate
     from specdec.models import load_model
 
     if args.drafter != "none":
         check_drafter(args.drafter, options=options)
-    elif options or args.num_draft_tokens:
-        raise OptionError("--option and --num-draft-tokens need a --drafter; name one")
+    elif options or args.num_draft_tokens or args.adaptive or args.measure_costs:
+        raise OptionError(
+            "--option, --num-draft-tokens, --adaptive and --measure-costs need a --drafter; "
+            "name one"
+        )
     cache = None
     if args.prefix_cache is not None:
         cache = PrefixCache(args.prefix_cache_bytes or _CACHE_BYTES, args.prefix_cache)
     model, tokenizer = load_model(args.model, adapter_path=args.adapter_path)
-    drafter = None
-    if args.drafter != "none":
-        # 0 asks for no draft, so the drafter is loaded as it is and the statistics say the rest.
-        width = args.num_draft_tokens or None
-        drafter = load_drafter(args.drafter, model, tokenizer, num_draft_tokens=width, **options)
+    drafter = _load(args, model, tokenizer, options)
     responses = stream_generate(
         model,
         tokenizer,
@@ -103,6 +119,7 @@ def run_generate(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         drafter=drafter,
         num_draft_tokens=args.num_draft_tokens,
+        adaptive=args.adaptive or None,
         prefix_cache=cache,
         prompt_progress_callback=prompt_progress(),
         **sampling,  # type: ignore[arg-type]  # checked above
@@ -130,11 +147,29 @@ def run_generate(args: argparse.Namespace) -> int:
         print(json.dumps(shown))
     else:
         print(f"\n{'=' * 10}\n{_summary(last, last.stats)}", flush=True)
+    if drafter is not None:
+        drafter.close()
     if cache is not None:
         cache.close()  # waits for what is being written
         if cache.stats.last_error:
             print(f"prefix cache: not all was kept: {cache.stats.last_error}", file=sys.stderr)
     return 0
+
+
+def _load(
+    args: argparse.Namespace, model: Any, tokenizer: Any, options: Mapping[str, Any]
+) -> LoadedDrafter | None:
+    from specdec.drafters import load_drafter
+
+    if args.drafter == "none":
+        return None
+    # 0 asks for no draft, so the drafter is loaded as it is and the statistics say the rest.
+    width = args.num_draft_tokens or None
+    drafter = load_drafter(args.drafter, model, tokenizer, num_draft_tokens=width, **options)
+    drafter.progress = measuring_progress()
+    if args.measure_costs:
+        drafter.costs.forget()
+    return drafter
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
@@ -188,7 +223,15 @@ def _summary(last: GenerationResponse, stats: GenerationStats) -> str:
     else:
         why = f" ({stats.reason})" if stats.reason else ""
         drafts = "1 draft" if stats.num_draft_tokens == 1 else f"{stats.num_draft_tokens} drafts"
-        lines.append(f"drafter: {stats.drafter}, {drafts} a round{why}")
+        most = "up to " if stats.adaptive else ""
+        lines.append(f"drafter: {stats.drafter}, {most}{drafts} a round{why}")
+        if stats.adaptive:
+            rounds = sum(stats.widths.values())
+            shares = ", ".join(
+                f"{asked} in {100 * count / rounds:.0f}%"
+                for asked, count in sorted(stats.widths.items())
+            )
+            lines.append(f"drafts asked for: {shares} of {rounds} rounds")
     lines.append(
         f"tokens: {stats.emitted} in {stats.target_forwards} forwards, "
         f"{stats.tokens_per_forward:.2f} per forward"

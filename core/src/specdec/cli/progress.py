@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["prompt_progress"]
+__all__ = ["measuring_progress", "prompt_progress"]
 
 _LONG_PROMPT = 2048  # tokens; a shorter prompt is one chunk, read before a bar could be seen
 
@@ -40,4 +40,30 @@ def prompt_progress() -> Callable[[int, int], None] | None:
             bar.stop()
 
     atexit.register(bar.stop)  # an error in between must not leave the cursor hidden
+    return update
+
+
+def measuring_progress() -> Callable[[float], None] | None:
+    """A callback for a drafter's ``progress`` that draws a bar while rounds are measured.
+
+    Returns:
+        ``None`` where standard error is no terminal.
+    """
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bars: list[Any] = []
+
+    def update(share: float) -> None:
+        if not bars:
+            bar = Progress(console=Console(file=sys.stderr), transient=True)
+            bar.start()
+            bar.add_task("measuring what rounds cost here (once)", total=1.0)
+            bars.append(bar)
+        bars[0].update(bars[0].task_ids[0], completed=share)
+        if share >= 1.0:
+            bars.pop().stop()
+
     return update

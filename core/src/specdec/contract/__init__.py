@@ -15,6 +15,7 @@ from specdec.contract.provider import (
     GroupedDraftProvider,
     validate_provider,
 )
+from specdec.contract.row_table import RowTable
 from specdec.contract.rows import (
     ContextKind,
     DeviceProposal,
@@ -73,6 +74,7 @@ __all__ = [
     "RowCheckpoint",
     "RowConstraints",
     "RowSampling",
+    "RowTable",
     "Sampled",
     "Selection",
     "SupportsConsume",

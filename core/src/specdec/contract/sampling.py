@@ -33,8 +33,11 @@ class VocabularySubset(Protocol):
     def ids(self) -> Sequence[int]:
         """Ascending full-vocabulary ids, N of them."""
 
-    def project(self, hidden: mx.array) -> mx.array:
-        """Logits ``[..., N]`` of the listed ids for hidden states ``[..., H]``."""
+    def project(self, hidden: mx.array, /) -> mx.array:
+        """Logits ``[..., N]`` of the listed ids for hidden states ``[..., H]``.
+
+        May be a ``RowTable``, as a target's ``logits``.
+        """
 
 
 @frozen

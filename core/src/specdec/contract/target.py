@@ -45,8 +45,11 @@ class HiddenTaps(Protocol):
     def embed(self, ids: mx.array) -> mx.array:
         """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target's own input is."""
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """The target's head over ``[B, L, H]`` after the final norm: ``[B, L, V]``."""
+    def logits(self, hidden: mx.array, /) -> mx.array:
+        """The target's head over ``[B, L, H]`` after the final norm: ``[B, L, V]``.
+
+        May be a ``RowTable``: forms of the head that the target declares for some numbers of rows.
+        """
 
 
 class RecurrentMtp(Protocol):
@@ -81,8 +84,11 @@ class RecurrentMtp(Protocol):
     def embed(self, ids: mx.array) -> mx.array:
         """Embeddings ``[B, L, H]`` of ids ``[B, L]``, scaled as the target's own input is."""
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """The target's head over ``[B, L, H]`` after the final norm: ``[B, L, V]``."""
+    def logits(self, hidden: mx.array, /) -> mx.array:
+        """The target's head over ``[B, L, H]`` after the final norm: ``[B, L, V]``.
+
+        May be a ``RowTable``: forms of the head that the target declares for some numbers of rows.
+        """
 
 
 @frozen(eq=False)
@@ -187,8 +193,8 @@ class TargetView(Protocol):
 
         The key is the last part of a projection's path: ``"q_proj"``, ``"gate_proj"``, ``"fc"``.
         ``operation(x, linear)`` is given the input ``[..., in]`` and the drafter's own ``Linear``
-        or ``QuantizedLinear``, and returns what ``linear(x)`` returns, up to rounding. A drafter
-        that takes them does so before its first draft, and keeps to them.
+        or ``QuantizedLinear``, and returns what ``linear(x)`` returns, up to rounding; it may be a
+        ``RowTable``. A drafter that takes them does so before its first draft, and keeps to them.
         """
 
     def can_tap(self, layers: Sequence[int]) -> bool:

@@ -1,8 +1,9 @@
 """How many drafts a round should have: the most expected tokens per millisecond.
 
-A window of W positions gives each row one token, and each of its drafts with the chance that it and
-all before it are accepted. All rows of a batch are padded to one width, so what a width costs is
-told by the batch, and what it brings by the rows that have drafts worth verifying there.
+A window gives each row one token, and each of its drafts with the chance that it and all before it
+are accepted. All rows of a batch are padded to one width, so what a width costs is told by the
+batch, and positions behind a row's last worthwhile draft are no dearer empty than filled: what the
+best of them bring decides how wide the window is.
 """
 
 from __future__ import annotations
@@ -12,24 +13,22 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["Choice", "choose"]
 
 
 @frozen
 class Choice:
-    """The depths of a round.
+    """What a round is to be.
 
     Attributes:
-        depths: B ints, drafts to ask for.
-        width: positions of the window.
+        depth: drafts to ask for, of rows that may have so many; 0 for a plain round.
         expected: tokens of all rows together.
         time: milliseconds of the round.
     """
 
-    depths: tuple[int, ...]
-    width: int
+    depth: int
     expected: float
     time: float
 
@@ -41,32 +40,28 @@ class Choice:
 
 def choose(
     surviving: Sequence[Sequence[float]],
+    depths: Iterable[int],
+    time: Callable[[int], float],
     *,
-    verify: Callable[[int], tuple[int, float]],
-    draft: Callable[[int], float],
-    rest: float,
-    plain: float,
+    kept: int | None = None,
+    margin: float = 0.0,
 ) -> Choice:
-    """The depths that give the most tokens per millisecond; none where plain decoding does.
+    """The depth that gives the most tokens per millisecond.
 
     Args:
         surviving: per row, for each draft that it may have, the chance that it is accepted.
-        verify: of the positions that are needed, the width to give the window and its time.
-        draft: milliseconds of a draft as deep as this.
-        rest: milliseconds of a round besides, where there are drafts.
-        plain: milliseconds of a round without drafts.
+        depths: those to choose from; 0 is a plain round.
+        time: milliseconds of a round that asks for so many drafts.
+        kept: the depth that is kept where no other is better by ``margin``.
+        margin: as a share of its speed.
     """
-    rows = len(surviving)
-    best = Choice((0,) * rows, 1, float(rows), plain)
-    for depth in range(1, max(map(len, surviving), default=0) + 1):
-        width, time = verify(1 + depth)
+    best: Choice | None = None
+    top = 0.0
+    for depth in depths:
         gained = sum(sum(chances[:depth]) for chances in surviving)
-        round_ = Choice(
-            tuple(min(depth, len(chances)) for chances in surviving),
-            width,
-            rows + gained,
-            time + draft(depth) + rest,
-        )
-        if round_.speed > best.speed:
-            best = round_
+        round_ = Choice(depth, len(surviving) + gained, time(depth))
+        worth = round_.speed * (1 + margin) if depth == kept else round_.speed
+        if best is None or worth > top:
+            best, top = round_, worth
+    assert best is not None, "there is no depth to choose from"
     return best

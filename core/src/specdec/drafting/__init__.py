@@ -18,7 +18,7 @@ from specdec.drafting.checks import (
     row_number,
     row_tokens,
 )
-from specdec.drafting.choose import BlockChoices, Choice, Chooser, declared
+from specdec.drafting.choose import BlockChoices, Choice, Chooser, declared, head_of
 from specdec.drafting.context import BlockContext, ContextLayer, ContextRows, KeysAndValues
 from specdec.drafting.model_live import BEYOND
 from specdec.drafting.model_provider import DraftModelGroups, DraftModelProvider
@@ -52,6 +52,7 @@ __all__ = [
     "check_no_context",
     "check_token_array",
     "declared",
+    "head_of",
     "kept_rows",
     "outside",
     "row_ints",

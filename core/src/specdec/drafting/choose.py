@@ -1,6 +1,6 @@
 """Which tokens a drafter proposes: an argmax, each row's own draw, or a draw over some ids.
 
-Shapes: B rows, V vocabulary, N ids that were scored, d drafts.
+Shapes: B rows, L positions, H hidden size, V vocabulary, N ids that were scored, d drafts.
 """
 
 from __future__ import annotations
@@ -10,15 +10,32 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from attrs import frozen
 
-from specdec.contract import Greedy, Listed
+from specdec.contract import Greedy, Listed, RowTable
+from specdec.drafting.padding import PaddedRows, counts_of
 from specdec.errors import ContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from specdec.contract import RowSampling
 
-__all__ = ["BlockChoices", "Choice", "Chooser", "declared"]
+__all__ = ["BlockChoices", "Choice", "Chooser", "declared", "head_of"]
+
+
+def head_of(
+    operation: Callable[[mx.array], mx.array], owner: object
+) -> RowTable[Callable[[mx.array], mx.array]]:
+    """A head as drafters call it: by the number of rows.
+
+    A form that was declared for just so many rows is called as it is. Any other number goes
+    through the default, on a GPU padded to the number of rows that was measured to be cheapest.
+
+    Args:
+        operation: ``[B, L, H] -> [B, L, V or N]``, each position by itself; may be a ``RowTable``.
+        owner: whose it is, such as a port. What was measured is remembered with it.
+    """
+    table = RowTable.of(operation)
+    return RowTable(PaddedRows(table.default, counts_of(owner), axes=2), table.declared)
 
 
 @frozen(eq=False)

@@ -5,7 +5,8 @@ window is kept by reference. What a row is after part of a window is found in on
 recorded while the window runs (see ``targets/recurrent``):
 
 - as a slice of a convolution's input;
-- as the state after its last position, where the model's code computes these one by one anyway;
+- as the state after its last position, where the model's code computes these one by one anyway, or
+  one kernel gives all of them;
 - else the update is run again over the kept positions, from the inputs that it had.
 
 All give the bits that a window of the kept positions would have given.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RecurrentRows", "Replay"]
 
 _FUSED = 10  # states that one kernel picks from
+_PINNED = 4 << 20  # bytes of stacked states that a view of one may pin
 _SHORT = 128  # positions of a convolution's input that a view of it may pin
 
 Slots = list[Any]
@@ -94,12 +96,13 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
 
     def __init__(self, size: int, positions: RowPositions) -> None:
         super().__init__(size)
+        self.cache: Slots
         self._positions = positions
         self._before: Slots | None = None
         self._before_apart: list[Slots] | None = None
         self._chain: list[_Link] | None = None
         self._replays: list[Replay] = []
-        self._steps: dict[int, Sequence[mx.array]] = {}
+        self._steps: dict[int, Sequence[mx.array] | mx.array] = {}
         self._inputs: dict[int, mx.array] = {}
         self.writes: Counter[int] = Counter()
         # By row, where rows have come to have arrays of different shape.
@@ -131,8 +134,13 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         """An update was run that can be run again; in order."""
         self._replays.append(replay)
 
-    def add_steps(self, slot: int, states: Sequence[mx.array]) -> None:
-        """What an array was after each position of the open window."""
+    def add_steps(self, slot: int, states: Sequence[mx.array] | mx.array) -> None:
+        """What an array was after each position of the open window.
+
+        Args:
+            slot: the array's number.
+            states: one ``[B, ...]`` per position, or all stacked ``[W, B, ...]``.
+        """
         self._steps[slot] = states
 
     def add_input(self, slot: int, given: mx.array) -> None:
@@ -221,7 +229,8 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         before, width = self._before, self._positions.width
         assert before is not None
         if kept is None or all(count == width for count in kept):
-            pass
+            whole = {slot: _step(steps, width) for slot, steps in self._steps.items()}
+            self.cache = [whole.get(slot, held) for slot, held in enumerate(self.cache)]
         elif self._told(kept, before):
             self.cache = [self._slot_after(slot, kept, before) for slot in range(len(before))]
         else:
@@ -296,11 +305,14 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
     def _slot_after(self, slot: int, kept: Sequence[int], before: Slots) -> mx.array | None:
         """One array after each row has kept its own number of positions."""
         held: mx.array | None = before[slot]
-        if self.cache[slot] is held:
+        now: mx.array | None = self.cache[slot]
+        if now is held:
             return held
         if slot in self._inputs:
             return self._slice_after(self._inputs[slot], kept)
         steps = self._steps[slot]
+        if isinstance(steps, mx.array):
+            return self._stacked_after(steps, kept, held)
         # Where there was nothing before, every row keeps something.
         states: list[Any] = [steps[0] if held is None else held, *steps]
         if len({*kept}) == 1:
@@ -311,6 +323,23 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
         counts = self._positions.once(("kept", tuple(kept)), lambda: mx.array(list(kept), mx.int32))
         picked: mx.array = _pick(counts, *states)
         return picked
+
+    def _stacked_after(
+        self, steps: mx.array, kept: Sequence[int], held: mx.array | None
+    ) -> mx.array | None:
+        if len({*kept}) == 1:
+            return _step(steps, kept[0]) if kept[0] else held
+
+        def places() -> mx.array:
+            at = [max(count - 1, 0) * len(kept) + row for row, count in enumerate(kept)]
+            return mx.array(at, mx.int32)
+
+        index = self._positions.once(("steps", tuple(kept)), places)
+        picked = mx.take(steps.reshape(-1, *steps.shape[2:]), index, axis=0)
+        if held is None or 0 not in kept:
+            return picked
+        some = self._positions.once(("some", tuple(kept)), lambda: mx.array(list(kept)) > 0)
+        return mx.where(some.reshape(-1, *[1] * (picked.ndim - 1)), picked, held)
 
     def _slice_after(self, given: mx.array, kept: Sequence[int]) -> mx.array:
         size = given.shape[1] - self._positions.width
@@ -348,7 +377,7 @@ class RecurrentRows(ArraysCache):  # type: ignore[misc]  # mlx-lm ships no types
             part = _end_of(given, count, size)
             cache.cache[slot] = part if rows is None else _picked([part], rows)[0]
         for slot, states in self._steps.items():
-            state = states[count - 1]
+            state = _step(states, count)
             cache.cache[slot] = state if rows is None else _picked([state], rows)[0]
         held: Slots = cache.cache
         return held
@@ -416,6 +445,13 @@ def _end_of(given: mx.array, start: int, size: int) -> mx.array:
     """A convolution's state; of a short window as a view, which pins little."""
     end = given[:, start : start + size]
     return end if given.shape[1] <= _SHORT else mx.contiguous(end)
+
+
+def _step(steps: Sequence[mx.array] | mx.array, count: int) -> mx.array:
+    """The state after so many positions; of small stacked ones as a view, which pins little."""
+    state = steps[count - 1]
+    pins = isinstance(steps, mx.array) and steps.nbytes > _PINNED
+    return mx.contiguous(state) if pins else state
 
 
 @mx.compile

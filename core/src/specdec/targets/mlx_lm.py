@@ -254,9 +254,10 @@ class MlxLmTarget:
             TargetLacksError: hidden states were asked of a model without the usual layers.
         """
         batches = state.row_caches
-        if state.records and not self._recurrence.is_current:
+        records = state.records or self._recurrence.updates
+        if records and not self._recurrence.is_current:
             self._recurrence = self._find_recurrence()  # somebody has replaced layers
-        with self._recurrence.recording() if state.records else nullcontext():
+        with self._recurrence.recording() if records else nullcontext():
             if len(batches) == 1:
                 return self._run(tokens, batches[0][0], context, taps)
             windows = [

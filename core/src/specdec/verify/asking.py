@@ -5,7 +5,7 @@ Here a drafter's exceptions pass through; the lane around it (``verify/lane.py``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 from attrs import evolve
@@ -68,7 +68,7 @@ class DraftRounds:
     def takes_tokens(self, place: int) -> bool:
         """Whether the drafter can follow where somebody else chooses a row's tokens."""
         members = self._members
-        return place not in members.rows or isinstance(members.group, SupportsConsume)
+        return place not in members.rows or members.offers(SupportsConsume)
 
     def lending(
         self, state: RowState, places: Sequence[int] | None
@@ -116,8 +116,8 @@ class DraftRounds:
             members.consume(
                 {row: [rows[row].pending, *ids[:-1]] for row, ids in self._ahead.items()}, None
             )
-        if on_device and max(asked.depths) > 0 and isinstance(group, SupportsDeviceDraft):
-            device = group.draft_device(*asked.lists())
+        if on_device and max(asked.depths) > 0 and members.offers(SupportsDeviceDraft):
+            device = cast("SupportsDeviceDraft", group).draft_device(*asked.lists())
             if device is not None:
                 fault = check_device(device, asked.depths)
                 if fault is not None:
@@ -143,10 +143,11 @@ class DraftRounds:
 
     def _note_remarks(self, group: DraftRowGroup) -> None:
         """Say in the statistics what the drafter says of rows that it drafts for."""
-        if not isinstance(group, SupportsRemarks):
+        if not self._members.offers(SupportsRemarks):
             return
+        remarks = cast("SupportsRemarks", group).remarks
         rows = self._members.rows.values()
-        for row, said in zip(rows, row_reasons(group.remarks, len(rows), "remarks"), strict=True):
+        for row, said in zip(rows, row_reasons(remarks, len(rows), "remarks"), strict=True):
             if row.width:
                 row.stats.reason = None if said is None else one_line(said)
 

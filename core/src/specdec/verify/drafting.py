@@ -102,6 +102,7 @@ class DraftSide:
         else:
             stats.drafter = lane.name
             stats.num_draft_tokens = row.width
+            stats.adaptive = row.request.adaptive and row.width > 0
 
     def close(self) -> None:
         """Close the lane; the provider stays."""

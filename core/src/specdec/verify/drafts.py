@@ -49,7 +49,7 @@ class Asked:
         for place, row in members.items():
             ahead = forced.get(place, ())
             count = len(ahead)
-            room = row.within_budget(row.width + count) - count
+            room = row.within_budget(row.asked_width + count) - count
             asked.pending.append(ahead[-1] if ahead and behind else row.pending)
             asked.depths.append(max(0, room) if behind or not ahead else 0)
             asked.steps.append(row.drawn + (count if behind else 0))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from attrs import define, field, frozen
 
-from specdec.verify.clock import RoundClock
 from specdec.verify.drafts import Drafts
 from specdec.verify.draws import Draw
 
@@ -102,7 +101,7 @@ class Flight:
         masks: what constraints allow, by row: ``[n, V]`` of the first n positions.
         drafted: whether the drafter's round is open with it; it ends with the window.
         settled: whether the target's rows have already kept the window.
-        clock: where the time of its round goes.
+        missed: ``[B, W]`` ids of a plain window that a drafter at rest reads later; else ``None``.
     """
 
     draw: Draw
@@ -113,7 +112,7 @@ class Flight:
     masks: Mapping[int, mx.array | None] = field(factory=dict)
     drafted: bool = False
     settled: bool = False
-    clock: RoundClock = field(factory=RoundClock)
+    missed: mx.array | None = None
 
     @property
     def row_count(self) -> int:
@@ -124,6 +123,11 @@ class Flight:
     def width(self) -> int:
         """Positions of the window, W."""
         return self.draw.samples.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether each row's pending token is all that it verifies."""
+        return self.proposed.device is None and not any(self.proposed.rows)
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:

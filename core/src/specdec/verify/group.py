@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from specdec.contract import DraftProvider
     from specdec.targets import Target
     from specdec.verify.landing import Landing
+    from specdec.verify.pacing import Pace
     from specdec.verify.prefill import Reading
     from specdec.verify.request import Request
 
@@ -54,6 +55,7 @@ class VerifyGroup:
         reason: why there is no drafter, for the statistics.
         prefill_step_size: prompt tokens per chunk.
         stream: the MLX stream to compute on.
+        pace: chooses how many drafts a round asks for, of requests that are ``adaptive``.
 
     Raises:
         TargetLacksError: the drafter needs what this target does not have.
@@ -68,6 +70,7 @@ class VerifyGroup:
         reason: str | None = None,
         prefill_step_size: int = 2048,
         stream: Any = None,
+        pace: Pace | None = None,
     ) -> None:
         self.target = target
         self._stream = stream if stream is not None else mx.default_stream(mx.default_device())
@@ -75,7 +78,7 @@ class VerifyGroup:
         if provider is not None and target.no_speculation_reason is not None:
             provider, reason = None, target.no_speculation_reason
         lane = None if provider is None else DraftLane(provider, drafter or provider.id, target)
-        self._live = LiveRows(target, DraftSide(lane, reason))
+        self._live = LiveRows(target, DraftSide(lane, reason), pace)
         self._in_round = False
         self._closing = False
         self._dead: str | None = None

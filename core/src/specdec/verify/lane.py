@@ -9,7 +9,7 @@ drafts, a few times; others go on without it, with the reason in their statistic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import mlx.core as mx
 
@@ -17,6 +17,7 @@ from specdec.contract import ContextKind, SupportsConsume, SupportsStandDown, Sw
 from specdec.drafting.checks import row_reasons
 from specdec.errors import one_line
 from specdec.verify.asking import DraftRounds
+from specdec.verify.backlog import MOST, Backlog
 from specdec.verify.drafts import Drafts
 from specdec.verify.members import Joining, Members, MemberSampling
 from specdec.verify.prompts import DraftPrompts
@@ -77,6 +78,7 @@ class DraftLane:
         self.failures = 0
         self._clean = 0  # rounds since the last exception
         self._leaving: list[Row] = []  # they stood down, and leave between rounds
+        self._backlog = Backlog()
         self.last_error: str | None = None
         self.prompts = DraftPrompts(self._grouped, name, target)
 
@@ -132,14 +134,17 @@ class DraftLane:
             for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True))
             if checkpoint is not None
         ]
+        self.catch_up()
         return self._members.prepare(joining, self._build(sampling), self._refuse)
 
     def filter_rows(self, keep: Sequence[int]) -> None:
         """Retire and reorder rows, members or not."""
+        self._backlog.filter(keep)
         self._try(lambda: self._members.filter_rows(keep))
 
     def capture(self, row: int) -> RowCheckpoint | None:
         """A row's checkpoint between rounds; ``None`` for no member, or after a failure."""
+        self.catch_up()
         return self._try(lambda: self._members.capture(row))
 
     def bring_in(self, rows: Sequence[Row], sampling: RowSamplers) -> None:
@@ -153,6 +158,7 @@ class DraftLane:
             sampling: the group's samplers.
         """
         members = self._members
+        self.catch_up()
         self._let_leave()
         if len(members.rows) == len(rows):
             return
@@ -233,6 +239,37 @@ class DraftLane:
     def _take(self, group: DraftRowGroup) -> None:
         self._members.group = group
 
+    # Rest.
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether the drafter can miss plain windows, and read them later."""
+        return bool(self._members.rows) and self._members.offers(SupportsConsume)
+
+    def follow(self, tokens: mx.array, context: mx.array | None, kept: Sequence[int]) -> None:
+        """A plain window was committed that the drafter was not asked for.
+
+        Args:
+            tokens: ``[B, W]`` ids, of which the first is the window's own.
+            context: ``[B, W, ·]`` hidden states there, or ``None``.
+            kept: B ints, 1 where the row keeps the position, else 0.
+        """
+        if not self.is_open:
+            return
+        self._backlog.add(tokens, context, kept)
+        if len(self._backlog) >= MOST:
+            self.catch_up()
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Rows give back the last position that they followed: B ints, 0 or 1."""
+        self._backlog.shorten(counts)
+
+    def catch_up(self) -> None:
+        """Let the drafter read what it has missed."""
+        if self._backlog:
+            missed = self._backlog.take()
+            self._try(lambda: self._members.follow(*missed))
+
     # Rounds.
 
     def takes_tokens(self, place: int) -> bool:
@@ -286,10 +323,11 @@ class DraftLane:
 
     def _stand_down(self, group: DraftRowGroup) -> None:
         """End drafting for the rows that the drafter says it drafts for no more."""
-        if not isinstance(group, SupportsStandDown):
+        if not self._members.offers(SupportsStandDown):
             return
+        said = cast("SupportsStandDown", group).stood_down
         rows = self._members.rows.values()
-        for row, reason in zip(rows, row_reasons(group.stood_down, len(rows)), strict=True):
+        for row, reason in zip(rows, row_reasons(said, len(rows)), strict=True):
             if reason is not None and row.width:
                 row.width = 0
                 row.stats.reason = f"drafter {self.name} stood down: {one_line(reason)}"
@@ -323,6 +361,7 @@ class DraftLane:
         """
         if not self.is_open:
             return None
+        self.catch_up()
         with self._rounds.lending(state, self._bind_draws(rows)):
             return self._try(lambda: self._rounds.preview(len(rows)))
 
@@ -333,7 +372,8 @@ class DraftLane:
             chunks: what each row's target has read, its pending token first.
             context: ``[B, L, ·]`` hidden states there, or ``None``.
         """
-        if isinstance(self._members.group, SupportsConsume):
+        self.catch_up()
+        if self._members.offers(SupportsConsume):
             self._try(lambda: self._members.consume(chunks, context))
         elif self.is_open:
             self.last_error = "it cannot take tokens that it did not draft"
@@ -364,6 +404,7 @@ class DraftLane:
         self._members.rows = {}
 
     def _drop(self) -> None:
+        self._backlog.clear()
         group, self._members.group = self._members.group, None
         if group is not None:
             self._give_up(group.close)

@@ -6,16 +6,17 @@ what a failure means, is the group's matter (``verify/group.py``).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from specdec.contract import Swap, commit_all
 from specdec.sampling import RowSamplers
-from specdec.verify.clock import RoundClock
 from specdec.verify.external import read_external
 from specdec.verify.handover import leave
 from specdec.verify.landing import Landing, may_run_ahead
+from specdec.verify.tempo import Tempo
 from specdec.verify.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from specdec.targets import Target
     from specdec.verify.drafting import DraftSide
     from specdec.verify.flight import Flight
+    from specdec.verify.pacing import Pace
     from specdec.verify.prefill import Reading
     from specdec.verify.round import RowOutcome
     from specdec.verify.row import Row
@@ -39,6 +41,7 @@ class LiveRows:
     Args:
         target: the bound target.
         drafting: who drafts for them.
+        pace: chooses how many drafts a round asks for, of rows that leave that to it; or ``None``.
 
     Attributes:
         rows: the host's side.
@@ -53,7 +56,7 @@ class LiveRows:
         firsts: by row, logits after a prompt that was read whole, until they are drawn.
     """
 
-    def __init__(self, target: Target, drafting: DraftSide) -> None:
+    def __init__(self, target: Target, drafting: DraftSide, pace: Pace | None = None) -> None:
         self._target = target
         self.rows: list[Row] = []
         self.state: RowState | None = None
@@ -65,6 +68,7 @@ class LiveRows:
         self.firsts: dict[int, mx.array] = {}
         self._verifier = Verifier(target, self.samplers)
         self._rounds = 0
+        self._tempo = Tempo(pace)
 
     @property
     def kind(self) -> list[str | None]:
@@ -80,6 +84,7 @@ class LiveRows:
         if not self.rows:
             self.state = None  # the next rows may be of another kind
         self.land_early()
+        self._tempo.changed()
         if self.flight is not None:
             # The live rows use its samples in the next round, and the new rows begin after it.
             self.commit_plain(self.flight)
@@ -141,6 +146,7 @@ class LiveRows:
         """
         landing, self.landed = self.landed, None
         if landing is None:
+            self._tempo.start()
             flight, self.flight = self.flight, None
             if flight is None:
                 flight = self._launch()
@@ -152,30 +158,21 @@ class LiveRows:
         if ahead and self._may_run_ahead(landing):
             try:
                 self._commit_ahead(landing)
+                self._tempo.start()
                 self.flight = self._launch()
+                self._tempo.stop()
             except Exception as error:
                 self.failure = error
         return landing
 
-    def _launch(self, after: Flight | None = None) -> Flight:
-        """Submit the next window of all rows: the drafter's, or a plain one behind another."""
-        assert self.state is not None
-        clock, lane = RoundClock(), None
-        with clock.launching():
-            if after is None:
-                self._tell_room()
-                lane = self.drafting.ready(self.rows, self.samplers)
-            flight = self._verifier.launch(self.rows, self.state, lane, after)
-        flight.clock = clock
-        return flight
-
     def _land(self, flight: Flight, *, skip: Container[int] = ()) -> Landing:
         """Wait for a window, and walk all rows but some."""
-        with flight.clock.landing():
-            outcomes = self._verifier.land(self.rows, flight, self.drafting.lane, skip=skip)
+        outcomes = self._verifier.land(self.rows, flight, self.drafting.lane, skip=skip)
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
+        self._tempo.stop()
+        self._tempo.landed(self.rows[: flight.row_count], flight, outcomes)
         return Landing(flight, outcomes)
 
     def _may_run_ahead(self, landing: Landing) -> bool:
@@ -204,12 +201,38 @@ class LiveRows:
         if flight is None or not flight.drafted:
             return
         self.flight = None
+        self._tempo.start()
         ended = {index for index, row in enumerate(self.rows) if row.finish is not None}
         landing = self._land(flight, skip=ended)
         self._commit_ahead(landing)
         for index in ended:
             self.rows[index].processed += not self.rows[index].overran
         self.landed = landing
+
+    def _launch(self, after: Flight | None = None) -> Flight:
+        """Submit a window.
+
+        Args:
+            after: a plain window that is not read yet, on whose samples it is built.
+        """
+        assert self.state is not None
+        plan = self._tempo.take(self.rows)
+        lane, rests, padded = self.drafting.lane, False, None
+        if lane is not None and self._tempo.rests and (lane.can_rest or not lane.is_open):
+            rests, lane = True, lane if lane.is_open else None
+            # Recurrent rows cannot take back a position of a window that was padded.
+            if plan.width > 1 and not self.state.records:
+                padded = partial(max, plan.width)
+        elif after is not None:
+            lane = None
+        else:
+            self._tell_room()
+            lane = self.drafting.ready(self.rows, self.samplers)
+            if plan.depth and self.state.can_roll_back:
+                padded = partial(self._tempo.padded, len(self.rows))
+        return self._verifier.launch(
+            self.rows, self.state, lane, after=after, rests=rests, padded=padded
+        )
 
     def _tell_room(self) -> None:
         """Tell each row how many positions its next window can keep."""
@@ -220,27 +243,43 @@ class LiveRows:
     def _may_begin_early(self, flight: Flight) -> bool:
         """Whether the next window can be submitted before this one is read."""
         assert self.state is not None
-        if self.drafting.wanted(self.rows) or flight.width != 1 or not self.state.can_roll_back:
-            return False
-        if flight.row_count < len(self.rows):
+        if not flight.plain or not self.state.can_roll_back or flight.row_count < len(self.rows):
             return False
         if any(row.constraint is not None or row.positional for row in self.rows):
             return False  # the samples must be known, or were drawn for nothing
-        for row in self.rows:
-            budget = row.budget
-            if budget is None or budget > 1 or row.request.cache is not None:
-                return True
-        return False
+        return self._stays_plain(flight) and any(
+            row.budget is None or row.budget > 1 or row.request.cache is not None
+            for row in self.rows
+        )
+
+    def _stays_plain(self, flight: Flight) -> bool:
+        """Whether the window after this plain one is plain as well."""
+        if not self.drafting.wanted(self.rows):
+            return flight.width == 1
+        lane = self.drafting.lane
+        if lane is None or (flight.missed is None and lane.is_open):
+            return False
+        self._tempo.peek(self.rows)
+        return self._tempo.rests
 
     def commit_plain(self, flight: Flight) -> None:
         """A plain window's only position is its pending token, which was emitted: keep it."""
         if flight.settled:
             return
         assert self.state is not None
-        self.state.commit_round()
+        if flight.width == 1:
+            self.state.commit_round()
+        else:
+            self.state.rollback([1] * flight.row_count)
         for row in self.rows:
             row.processed += 1
         flight.settled = True
+        self._follow(flight, [1] * flight.row_count)
+
+    def _follow(self, flight: Flight, kept: Sequence[int]) -> None:
+        """Let a drafter at rest know of a plain window that was committed."""
+        if flight.missed is not None and self.drafting.lane is not None:
+            self.drafting.lane.follow(flight.missed, flight.context, kept)
 
     def commit(self, kept: Sequence[int], flight: Flight) -> None:
         """End a window: each row keeps its pending token and its first drafts.
@@ -250,10 +289,13 @@ class LiveRows:
             flight: the window, not settled.
         """
         assert self.state is not None
-        with flight.clock.committing():
-            self.state.rollback([1 + count for count in kept])
-            if self.drafting.lane is not None:
-                self.drafting.lane.commit(kept, flight.context)
+        self._tempo.start()
+        self.state.rollback([1 + count for count in kept])
+        if flight.missed is not None:
+            self._follow(flight, [1] * flight.row_count)
+        elif self.drafting.lane is not None:
+            self.drafting.lane.commit(kept, flight.context)
+        self._tempo.stop()
         flight.settled = True
 
     def settle(self, landing: Landing, kept: Sequence[int]) -> None:
@@ -283,6 +325,7 @@ class LiveRows:
         """
         self.drop_flight()
         self._leave_pending_unread()
+        self._tempo.changed()
         lane = self.drafting.ready(self.rows, self.samplers)
         assert self.state is not None
         read_external(self._target, self.state, lane, self.rows, tokens, step_size=step_size)
@@ -294,6 +337,8 @@ class LiveRows:
             return
         assert self.state is not None
         self.state.take_back([int(each) for each in early])
+        if self.drafting.lane is not None:
+            self.drafting.lane.take_back([int(each) for each in early])
         for row, each in zip(self.rows, early, strict=True):
             row.processed -= each
 
@@ -329,6 +374,7 @@ class LiveRows:
         keep = [index for index, row in enumerate(self.rows) if row.finish is None]
         if len(keep) == len(self.rows):
             return
+        self._tempo.changed()
         assert self.state is not None
         if self.landed is not None:
             self.landed.forget_ended(self.rows)
@@ -346,6 +392,7 @@ class LiveRows:
             for row, count in zip(self.rows, early, strict=True):
                 row.processed += count
             flight.settled = True
+            self._follow(flight, early)
         lane = self.drafting.lane
         for index, row in enumerate(self.rows):
             if row.finish is not None and not row.overran:
@@ -381,6 +428,5 @@ class LiveRows:
             state.rollback([0] * state.row_count)
             return
         # Its one position is the pending token, which was emitted and may as well be kept.
-        state.commit_round()
-        for row in self.rows:
-            row.processed += 1
+        assert flight is not None
+        self.commit_plain(flight)

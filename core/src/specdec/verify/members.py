@@ -150,6 +150,21 @@ class Members:
 
     group: DraftRowGroup | None = None
     rows: dict[int, Row] = field(factory=dict)
+    _looked_at: DraftRowGroup | None = None
+    _offers: dict[type, bool] = field(factory=dict)
+
+    def offers(self, verbs: type) -> bool:
+        """Whether the draft group has optional verbs: looked up once, which takes a while.
+
+        Args:
+            verbs: a ``Supports...`` protocol.
+        """
+        if self._looked_at is not self.group:
+            self._looked_at, self._offers = self.group, {}
+        found = self._offers.get(verbs)
+        if found is None:
+            found = self._offers[verbs] = isinstance(self.group, verbs)
+        return found
 
     def places(self, count: int) -> list[int] | None:
         """The members' places among ``count`` rows; ``None`` where all are members."""
@@ -248,6 +263,24 @@ class Members:
             places = mx.array(list(self.rows), mx.int32)
             context = mx.take(context[:, :longest], places, axis=0)
         self.group.consume(mx.array(padded, mx.int32), context, [len(chunk) for chunk in mine])
+
+    def follow(self, tokens: mx.array, context: mx.array | None, lengths: Sequence[int]) -> None:
+        """Let the draft group read what the target read while it rested.
+
+        Args:
+            tokens: ``[B, L]`` ids of all rows of the verify group.
+            context: ``[B, L, ·]`` hidden states there, or ``None``.
+            lengths: B ints, how many of them each row keeps.
+        """
+        if self.group is None or not any(lengths[place] for place in self.rows):
+            return
+        assert isinstance(self.group, SupportsConsume)
+        places = self.places(len(lengths))
+        if places is not None:
+            index = mx.array(places, mx.int32)
+            tokens = mx.take(tokens, index, axis=0)
+            context = None if context is None else mx.take(context, index, axis=0)
+        self.group.consume(tokens, context, list(pick(lengths, places)))
 
     def remove(self, places: Collection[int]) -> None:
         """Let rows be members no more; they stay in the verify group."""

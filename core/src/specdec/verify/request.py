@@ -126,6 +126,7 @@ class Request:
         logprobs: how many alternatives to report with every token, 0 for the token's own
             log-probability alone; ``None`` for nothing.
         num_draft_tokens: the most drafts per round.
+        adaptive: whether a group with a pace may ask for fewer, or for none, where that is faster.
         history: tokens before the prompt, in the caches that are continued; for processors.
         cache: the caller's mlx-lm prompt cache, continued from and written back; or ``None``.
         continue_from: mlx-lm caches to continue from, which stay as they are; or ``None``.
@@ -161,6 +162,7 @@ class Request:
     num_forced_tokens: int = field(default=16, converter=_index, validator=_count)
     logprobs: int | None = field(default=None, converter=_index, validator=optional(_count))
     num_draft_tokens: int = field(default=0, converter=_index, validator=_width)
+    adaptive: bool = False
     history: tuple[int, ...] = field(default=(), converter=_ids)
     cache: Sequence[Any] | None = None
     continue_from: Sequence[Any] | None = None

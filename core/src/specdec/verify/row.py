@@ -37,6 +37,7 @@ class Row:
         constraint: what it may emit, if that is restricted.
         ends: tells where its output ends, and its text.
         width: the most drafts per round now; 0 where the row stands down.
+        paced: the most drafts of the next round where a pace says, at most ``width``.
         room: positions that its next window can keep at most, where its state has a limit.
         ahead: tokens behind ``tokens`` that are accepted and committed, and not delivered yet.
         overran: whether its state went on with such tokens, and it ended before they were
@@ -60,6 +61,7 @@ class Row:
     constraint: TokenConstraint | None = None
     ends: RowEnds | None = None
     width: int = 0
+    paced: int | None = None
     room: int | None = None
     ahead: deque[int] = field(factory=deque)
     overran: bool = False
@@ -183,9 +185,14 @@ class Row:
         return None if limit < 0 else limit - self.drawn
 
     @property
+    def asked_width(self) -> int:
+        """Drafts that the next round is to have at most."""
+        return self.width if self.paced is None else min(self.width, self.paced)
+
+    @property
     def depth(self) -> int:
         """Drafts that the next round may have: the last token of a budget is never drafted."""
-        return self.within_budget(self.width)
+        return self.within_budget(self.asked_width)
 
     def within_budget(self, drafts: int) -> int:
         """At most so many drafts, none for the last token of the budget, and none out of room."""

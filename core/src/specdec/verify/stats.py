@@ -30,6 +30,7 @@ class GenerationStats:
         reason: why no drafter ran, why it stopped, or which part of a chain has; ``None`` if all
             of it ran to the end.
         num_draft_tokens: the most drafts a round could have; 0 without a drafter.
+        adaptive: whether rounds had as many of them as paid, by what was measured.
         rounds: verify windows whose samples were used.
         target_forwards: target forwards that gave tokens. A forward that only reads the last
             token into a caller's cache is not counted.
@@ -41,6 +42,8 @@ class GenerationStats:
         consumed: content tokens that were chosen from outside; not counted in ``emitted``.
         drafted_per_position: ``drafted`` by place in the draft, first place first.
         accepted_per_position: ``accepted`` by place in the draft.
+        widths: rounds by the number of drafts that they asked for; 0 for plain ones.
+        pauses: times the drafter was set to rest because plain decoding was faster.
         draft_errors: times the drafter raised.
         invalid_drafts: rounds in which it proposed something that is no valid draft.
         last_draft_error: what it last did wrong, in one line.
@@ -52,6 +55,7 @@ class GenerationStats:
     drafter: str | None = None
     reason: str | None = None
     num_draft_tokens: int = 0
+    adaptive: bool = False
     rounds: int = 0
     target_forwards: int = 0
     drafted: int = 0
@@ -61,6 +65,8 @@ class GenerationStats:
     consumed: int = 0
     drafted_per_position: list[int] = field(factory=list)
     accepted_per_position: list[int] = field(factory=list)
+    widths: dict[int, int] = field(factory=dict, eq=False)
+    pauses: int = field(default=0, eq=False)
     draft_errors: int = 0
     invalid_drafts: int = 0
     last_draft_error: str | None = None
@@ -84,6 +90,10 @@ class GenerationStats:
         log.debug("a drafter raised", exc_info=error)
         self.draft_errors += 1
         self.last_draft_error = one_line(error)
+
+    def count_width(self, asked: int) -> None:
+        """Count a window that asked for so many drafts."""
+        self.widths[asked] = self.widths.get(asked, 0) + 1
 
     def count_round(
         self, drafted: int, acceptance: Acceptance, delivered: int, forced: int = 0

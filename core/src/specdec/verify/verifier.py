@@ -10,6 +10,7 @@ import operator
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+from attrs import evolve
 
 from specdec.errors import ConstraintError
 from specdec.sampling import RowSamplers
@@ -23,7 +24,7 @@ from specdec.verify.proposals import cut_device
 from specdec.verify.walk import raising, walk_row
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from specdec.state import RowState
     from specdec.targets import Target
@@ -55,6 +56,9 @@ class Verifier:
         state: RowState,
         lane: DraftLane | None,
         after: Flight | None = None,
+        *,
+        rests: bool = False,
+        padded: Callable[[int], int] | None = None,
     ) -> Flight:
         """Draft, build the window and submit it; a round is open on ``state`` afterwards.
 
@@ -63,6 +67,8 @@ class Verifier:
             state: the target's rows, between rounds.
             lane: the drafter, or ``None`` for a plain window.
             after: a plain window that is not read yet; this one is built on its samples.
+            rests: whether the drafter is not asked, and reads this plain window later.
+            padded: the width to give a window that needs so many positions.
         """
         errors: dict[int, Exception] = {}
         if after is not None:
@@ -70,7 +76,10 @@ class Verifier:
             nothing = Drafts([()] * len(rows), [0] * len(rows))
             plan, proposed = _behind(rows, after), nothing
         else:
-            plan, proposed = self._plan(rows, state, lane, errors)
+            plan, proposed = self._plan(rows, state, None if rests else lane, errors)
+        needed = plan.tokens.shape[1]
+        if padded is not None and (width := padded(needed)) > needed:
+            plan = evolve(plan, tokens=mx.pad(plan.tokens, [(0, 0), (0, width - needed)]))
         state.begin_round(plan.tokens.shape[1])
         if lane is not None and lane.is_open:
             window = self._target.forward(plan.tokens, state, lane.context, lane.taps)
@@ -87,7 +96,8 @@ class Verifier:
             packed=draw.samples if device is None else pack(draw.samples, device),
             logits=window.logits if by_position else None,
             masks=plan.masks if by_position else {},
-            drafted=lane is not None,
+            drafted=lane is not None and not rests,
+            missed=plan.tokens if rests and lane is not None and lane.is_open else None,
         )
         mx.async_eval(*flight.arrays)  # type: ignore[no-untyped-call]  # untyped in MLX's stubs
         return flight
@@ -261,7 +271,7 @@ class Verifier:
 
 def _behind(rows: Sequence[Row], after: Flight) -> WindowPlan:
     """A plain window on the samples of another that nobody has read."""
-    tokens = after.draw.samples
+    tokens = after.draw.samples[:, :1]
     if any(row.shaped or row.positional for row in rows):
         tokens = mx.maximum(tokens, 0)  # a row with nothing left to draw ends anyway
     return WindowPlan(tokens, 0, [row.drawn + 1 for row in rows], {})

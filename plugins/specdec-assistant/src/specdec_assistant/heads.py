@@ -11,6 +11,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
+from specdec.drafting.padding import PaddedRows, counts_of
+
 if TYPE_CHECKING:
     from specdec_assistant.config import AssistantConfig
 
@@ -29,7 +31,7 @@ def every_score(table: Any, hidden: mx.array, vocab_size: int) -> Scored:
         vocab_size: of the target. Ids that the drafter has besides are left out; those that it
             lacks are impossible.
     """
-    logits: mx.array = table.as_linear(hidden)
+    logits = PaddedRows(table.as_linear, counts_of(table))(hidden)
     missing = vocab_size - logits.shape[-1]
     if missing <= 0:
         return logits[..., :vocab_size], None

@@ -26,7 +26,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 
-from specdec.drafting import BlockDraft, ContextLayer
+from specdec.drafting import BlockDraft, ContextLayer, head_of
 from specdec_dflash.basis import turned_linear
 from specdec_dflash.confidence import ConfidenceHead, confident_lengths
 from specdec_dflash.config import Markov
@@ -202,7 +202,7 @@ class DsparkDrafting:
     ) -> None:
         self._config = config
         self._model = model
-        self._port = port
+        self._score = head_of(port.logits, port)
         self._embed = embed
         self._thresholds = thresholds
         self._basis = basis
@@ -280,7 +280,8 @@ class DsparkDrafting:
         raised = self._model.out_proj(hidden)
         if self._basis is not None:
             raised = self._basis.head_input(raised)
-        return self._port.logits(raised.astype(self._dtype)).astype(mx.float32)
+        logits: mx.array = self._score(raised.astype(self._dtype))
+        return logits.astype(mx.float32)
 
     def _lengths(self, hidden: mx.array, before: mx.array) -> mx.array | None:
         """How many drafts are proposed, ``[B]``: one at least."""

@@ -5,12 +5,13 @@ Shapes: B rows, W columns of a block, d drafts, H hidden size, V vocabulary, N s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from attrs import frozen
 
-from specdec.drafting import BlockDraft, ContextLayer
+from specdec.drafting import BlockDraft, ContextLayer, head_of
 from specdec_dflash.confidence import confident_lengths
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class BlockDrafting:
         self._config = config
         self._model = model
         self._port = port
+        own = "lm_head" in model
+        self._score = head_of(partial(_own, model), model) if own else head_of(port.logits, port)
         self._drafting = drafting
         self._ids = ids
         self._basis = basis
@@ -179,16 +182,21 @@ class BlockDrafting:
     def _logits(self, hidden: mx.array) -> mx.array:
         model = self._model
         if "lm_head" in model:
-            return self._capped(model.lm_head(hidden))
+            return self._capped(self._score(hidden))
         if self._basis is not None:
             hidden = self._basis.head_input(hidden)
-        logits = self._port.logits(hidden)
+        logits: mx.array = self._score(hidden)
         return logits if self._drafting.head_is_whole else self._capped(logits)
 
     def _capped(self, logits: mx.array) -> mx.array:
         cap = self._config.soft_cap
         logits = _scaled(logits, self._config.logit_scale)
         return logits if cap is None else mx.tanh(logits / cap) * cap
+
+
+def _own(model: BlockModel, hidden: mx.array) -> mx.array:
+    logits: mx.array = model.lm_head(hidden)
+    return logits
 
 
 def _scaled(x: mx.array, scale: float) -> mx.array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from specdec.drafting.choose import Chooser
+from specdec.drafting.choose import Chooser, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,8 @@ class HeadChooser:
         vocab_size: int,
         subset: VocabularySubset | None,
     ) -> None:
-        self._port = port
-        self._subset = subset
+        self._score = head_of(port.logits, port)
+        self._project = None if subset is None else head_of(subset.project, subset)
         self._ids = None if subset is None else mx.array(list(subset.ids), mx.int32)
         self._choose = Chooser(sampling, vocab_size, self._ids)
 
@@ -49,6 +49,6 @@ class HeadChooser:
             hidden: ``[B, 1, H]`` after the head's norm.
             steps: B ints, samples drawn before the drafted position.
         """
-        if self._subset is not None and self._choose.lists:
-            return self._choose(self._subset.project(hidden)[:, 0], steps, self._ids)
-        return self._choose(self._port.logits(hidden)[:, 0], steps)
+        if self._project is not None and self._choose.lists:
+            return self._choose(self._project(hidden)[:, 0], steps, self._ids)
+        return self._choose(self._score(hidden)[:, 0], steps)

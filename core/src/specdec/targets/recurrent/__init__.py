@@ -6,7 +6,8 @@ after part of the window is found in the cheapest way that there is:
 
 - ``convolutions``: a convolution's state is a slice of its input, which is kept;
 - ``gated_delta``: where the update is a loop over positions in Python, as the gated delta rule is
-  on CPU and CUDA, the states between the steps are kept;
+  on CPU and CUDA, the states between the steps are kept; on CUDA one kernel (``kernel``, ``cuda``)
+  does what the loop does and gives all states, in prompts and single positions too;
 - ``calls``: else the module is run again over the kept positions, from its inputs and what its
   projections gave; only what the state needs is then computed. This works for any module.
 

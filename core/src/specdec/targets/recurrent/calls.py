@@ -9,6 +9,7 @@ is written, so what the outputs would need is not even built.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
     from specdec.state import RecurrentRows
 
-__all__ = ["RecordedCall", "Remembered", "projections_of", "step_by_step"]
+__all__ = ["RecordedCall", "Remembered", "Runner", "projections_of", "step_by_step"]
+
+Runner = Callable[[Any, "Sequence[Any]", dict[str, Any]], Any]
+"""Runs a module, given with its arguments, in place of its own code."""
 
 
 @define(eq=False)
@@ -41,6 +45,7 @@ class RecordedCall:
         outputs: what its projections gave ``[B, W, ·]``, by place.
         slots: the arrays that only running it again tells.
         once: whether it writes each array once.
+        runner: what runs the unit's code, if not the unit itself.
     """
 
     unit: Unit
@@ -50,6 +55,7 @@ class RecordedCall:
     outputs: list[tuple[Unit, mx.array]] = field(factory=list)
     slots: frozenset[int] = frozenset()
     once: bool = True
+    runner: Runner | None = None
     shape: tuple[int, int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -63,7 +69,13 @@ class RecordedCall:
         args, kwargs = self.cut(0, kept, watched, index)
         known = [(place, _Constant(_part(a, 0, kept, index))) for place, a in self.outputs]
         with replaced(known), suppress(_AllWritten):
-            self.unit.module(*args, **kwargs)
+            self.run(args, kwargs)
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the unit with other arguments."""
+        if self.runner is None:
+            return self.unit.module(*args, **kwargs)
+        return self.runner(self.unit.module, args, kwargs)
 
     def cut(
         self, start: int, end: int, cache: ArraysCache, index: mx.array | None = None
@@ -108,7 +120,7 @@ def step_by_step(call: RecordedCall, cache: ArraysCache) -> tuple[Any, list[list
     outputs, steps = [], []
     for position in range(call.shape[1]):
         args, kwargs = call.cut(position, position + 1, cache)
-        outputs.append(call.unit.module(*args, **kwargs))
+        outputs.append(call.run(args, kwargs))
         steps.append(list(cache.cache))
     if isinstance(outputs[0], tuple):
         columns = zip(*outputs, strict=True)

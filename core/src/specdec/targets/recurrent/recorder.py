@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -14,10 +15,12 @@ from specdec.targets.intercept import Delegate
 from specdec.targets.recurrent.calls import (
     RecordedCall,
     Remembered,
+    Runner,
     projections_of,
     step_by_step,
 )
 from specdec.targets.recurrent.convolutions import Heard, convolution_slots, convolutions_of
+from specdec.targets.recurrent.cuda import cuda_update
 from specdec.targets.recurrent.gated_delta import Stepping, stepping_of
 from specdec.targets.recurrent.units import Seen, Unit, find_units, inside, replaced, rows_in
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from specdec.state import RecurrentRows
+    from specdec.targets.recurrent.update import DeltaUpdate
 
 __all__ = ["Recurrence"]
 
@@ -60,13 +64,20 @@ class Recurrence:
         units: modules that update recurrent caches.
         keep_steps: whether states between positions and inputs of convolutions are kept; without
             them everything is run again.
+        update: computes the gated delta rule over a window or a prompt's chunk in place of mlx-lm's
+            loop over positions; where it is ``None`` the loop runs.
     """
 
     units: list[Unit]
     keep_steps: bool = True
+    update: DeltaUpdate | None = field()
     _kinds: dict[type[Any], _Kind] = field(factory=dict)
     _watched: list[tuple[Unit, _Watched]] = field(factory=list)
     _model: Any = None
+
+    @update.default
+    def _of_the_device(self) -> DeltaUpdate | None:
+        return cuda_update()
 
     @classmethod
     def find(cls, model: Any, forward: Callable[[], Any]) -> Recurrence:
@@ -104,6 +115,11 @@ class Recurrence:
         """Classes whose modules are run position by position."""
         return {kind for kind, known in self._kinds.items() if known.one_by_one}
 
+    @property
+    def updates(self) -> bool:
+        """Whether every forward is to be recorded, since part of it is computed otherwise here."""
+        return self.update is not None and any(k.stepping for k in self._kinds.values())
+
     def described(self) -> dict[str, str]:
         """By class, how many modules there are, and how a part of a window is dropped."""
         found: dict[str, str] = {}
@@ -114,16 +130,39 @@ class Recurrence:
                 ways.append("run position by position")
             else:
                 ways += ["inputs of convolutions kept"] if known.convolved else []
-                ways += ["states kept where they are computed one by one"] if known.stepping else []
+                ways += [self._stepped()] if known.stepping else []
                 ways.append("else run again over what is kept")
             found[kind.__name__] = f"{count} modules, {', '.join(ways)}"
         return found
+
+    def _stepped(self) -> str:
+        if self.update is None:
+            return "states kept where they are computed one by one"
+        failures: list[str] = getattr(self.update, "failures", [])
+        return "; ".join(["gated delta rule in one kernel, its states kept", *failures])
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the units of one call of the model."""
         with replaced(self._watched):
             yield
+
+    def read(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a unit over a prompt's chunk or one position, of which nothing is recorded.
+
+        Args:
+            unit: the unit.
+            args: its positional arguments.
+            kwargs: the others.
+        """
+        runner = self._runner(self._kinds[type(unit.module)].stepping)
+        return unit.module(*args, **kwargs) if runner is None else runner(unit.module, args, kwargs)
+
+    def _runner(self, stepping: Stepping | None) -> Runner | None:
+        """What runs a unit where no states are kept, if not the unit itself."""
+        if self.update is None or stepping is None:
+            return None
+        return partial(stepping.run, keep=False, at_once=self.update)
 
     def run(
         self,
@@ -143,7 +182,7 @@ class Recurrence:
             kwargs: the others.
         """
         kind = self._kinds[type(unit.module)]
-        call = RecordedCall(unit, rows, args, kwargs)
+        call = RecordedCall(unit, rows, args, kwargs, runner=self._runner(kind.stepping))
         before = list(rows.cache)
         rows.writes.clear()
         if kind.one_by_one:
@@ -154,13 +193,13 @@ class Recurrence:
         heard = heard if self.keep_steps and kind.convolved else ()
         places = [] if self.keep_steps and kind.covered else projections_of(unit)
         projected = [(place, Remembered(place, call.shape)) for place in places]
-        stepping = kind.stepping if self.keep_steps and call.shape[1] <= _STEPS_KEPT else None
+        keep = self.keep_steps and call.shape[1] <= _STEPS_KEPT
+        stepping = kind.stepping if keep or self.update is not None else None
         with replaced([*heard, *projected]):
             if stepping is None:
                 output = unit.module(*args, **kwargs)
             else:
-                stepping.states.clear()
-                output = stepping.run(unit.module, *args, **kwargs)
+                output = stepping.run(unit.module, args, kwargs, keep=keep, at_once=self.update)
         untold = _written(rows, before)
         if heard:
             untold -= _tell_inputs(rows, heard, kind.convolved, before)
@@ -185,8 +224,10 @@ class _Watched(Delegate):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rows = rows_in(args, kwargs)
-        if rows is None or not rows.recording:
+        if rows is None:
             return self._module(*args, **kwargs)
+        if not rows.recording:
+            return self._recurrence.read(self._unit, args, kwargs)
         return self._recurrence.run(self._unit, self._heard, rows, args, kwargs)
 
 
@@ -210,11 +251,11 @@ def _tell_inputs(
 
 
 def _tell_steps(rows: RecurrentRows, stepping: Stepping, slots: set[int]) -> set[int]:
-    states = list(stepping.states)
-    stepping.states.clear()
+    states, last = stepping.states, stepping.last
+    stepping.clear()
     if len(states) != rows.window[1]:
-        return set()  # a kernel did it all at once
-    told = {slot for slot in slots if rows.cache[slot] is states[-1]}
+        return set()  # a kernel of mlx-lm's did it all at once, or nobody asked for them
+    told = {slot for slot in slots if rows.cache[slot] is last}
     for slot in told:
         rows.add_steps(slot, states)
     return told

@@ -1,0 +1,84 @@
+"""What a drafter has not read while it rested: read at once when it is asked again.
+
+A drafter at rest costs a plain round nothing but two references. Tokens and hidden states stay on
+the device, where the windows left them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import mlx.core as mx
+from attrs import define, field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MOST", "Backlog"]
+
+MOST: Final = 256
+"""Positions that wait at most: hidden states take memory."""
+
+
+@define(eq=False)
+class Backlog:
+    """Positions of plain windows, for all rows of a verify group.
+
+    Attributes:
+        ragged: whether a row has not kept the last of them: nothing may follow.
+    """
+
+    ragged: bool = False
+    _tokens: list[mx.array] = field(factory=list)
+    _contexts: list[mx.array] = field(factory=list)
+    _kept: list[int] = field(factory=list)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, tokens: mx.array, context: mx.array | None, kept: Sequence[int]) -> None:
+        """A plain window was committed.
+
+        Args:
+            tokens: ``[B, W]`` ids, of which the first is the window's own.
+            context: ``[B, W, ·]`` hidden states there, or ``None``.
+            kept: B ints, 1 where the row keeps the position, else 0.
+        """
+        assert not self.ragged, "a row has not kept what it would go on behind"
+        padded = tokens.shape[1] > 1
+        self._tokens.append(tokens[:, :1] if padded else tokens)
+        if context is not None:
+            self._contexts.append(context[:, :1] if padded else context)
+        self._kept = list(kept)
+        self.ragged = 0 in self._kept
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        if not self._tokens or list(keep) == list(range(len(self._kept))):
+            return
+        if not keep:
+            self.clear()
+            return
+        index = mx.array(list(keep), mx.int32)
+        self._tokens = [mx.take(each, index, axis=0) for each in self._tokens]
+        self._contexts = [mx.take(each, index, axis=0) for each in self._contexts]
+        self._kept = [self._kept[row] for row in keep]
+        self.ragged = 0 in self._kept
+
+    def shorten(self, counts: Sequence[int]) -> None:
+        """Rows give back their last position: B ints, 0 or 1."""
+        if self._tokens:
+            self._kept = [max(0, kept - n) for kept, n in zip(self._kept, counts, strict=True)]
+            self.ragged = 0 in self._kept
+
+    def take(self) -> tuple[mx.array, mx.array | None, list[int]]:
+        """All of it: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths."""
+        tokens = mx.concatenate(self._tokens, axis=1)
+        context = mx.concatenate(self._contexts, axis=1) if self._contexts else None
+        lengths = [len(self._tokens) - 1 + kept for kept in self._kept]
+        self.clear()
+        return tokens, context, lengths
+
+    def clear(self) -> None:
+        """Nothing waits."""
+        self._tokens, self._contexts, self._kept, self.ragged = [], [], [], False
