@@ -20,6 +20,9 @@ MOST: Final = 256
 """Positions that wait at most: hidden states take memory."""
 
 
+_PIECES: Final = 16  # small arrays that are held at a time: each takes a block of its own
+
+
 @define(eq=False)
 class Backlog:
     """Positions of plain windows, for all rows of a verify group.
@@ -32,9 +35,10 @@ class Backlog:
     _tokens: list[mx.array] = field(factory=list)
     _contexts: list[mx.array] = field(factory=list)
     _kept: list[int] = field(factory=list)
+    _count: int = 0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._count
 
     def add(self, tokens: mx.array, context: mx.array | None, kept: Sequence[int]) -> None:
         """A plain window was committed.
@@ -49,8 +53,14 @@ class Backlog:
         self._tokens.append(tokens[:, :1] if padded else tokens)
         if context is not None:
             self._contexts.append(context[:, :1] if padded else context)
+        self._count += 1
         self._kept = list(kept)
         self.ragged = 0 in self._kept
+        if len(self._tokens) > _PIECES:
+            self._tokens = [mx.concatenate(self._tokens, axis=1)]
+            if self._contexts:
+                self._contexts = [mx.concatenate(self._contexts, axis=1)]
+            mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these rows, in this order."""
@@ -75,10 +85,11 @@ class Backlog:
         """All of it: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths."""
         tokens = mx.concatenate(self._tokens, axis=1)
         context = mx.concatenate(self._contexts, axis=1) if self._contexts else None
-        lengths = [len(self._tokens) - 1 + kept for kept in self._kept]
+        lengths = [self._count - 1 + kept for kept in self._kept]
         self.clear()
         return tokens, context, lengths
 
     def clear(self) -> None:
         """Nothing waits."""
-        self._tokens, self._contexts, self._kept, self.ragged = [], [], [], False
+        self._tokens, self._contexts, self._kept = [], [], []
+        self._count, self.ragged = 0, False
