@@ -181,7 +181,7 @@ REQUEST_MUTANTS = (
     Mutant(
         name="forced-drafts-reach-who-cannot-follow",
         file=ASKING,
-        old="return place not in members.rows or isinstance(members.group, SupportsConsume)",
+        old="return place not in members.rows or members.offers(SupportsConsume)",
         new="return members.group is not None",
         killed_by=OF_ROWS + "test_a_drafter_that_cannot_follow_drafts_without_what_is_forced",
         why="A drafter without consume() is asked to take tokens, and fails.",
@@ -237,8 +237,8 @@ REQUEST_MUTANTS = (
     Mutant(
         name="drafts-behind-forced-ones-exceed-the-budget",
         file=DRAFTS,
-        old="room = row.within_budget(row.width + count) - count",
-        new="room = row.within_budget(row.width)",
+        old="room = row.within_budget(row.asked_width + count) - count",
+        new="room = row.within_budget(row.asked_width)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
         why="The budget of the drafts is counted without the forced ones in front of them.",
     ),

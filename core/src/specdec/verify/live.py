@@ -145,7 +145,7 @@ class LiveRows:
         if self._rounds % 256 == 0:
             mx.clear_cache()
         self._tempo.stop()
-        self._tempo.landed(self.rows[: flight.row_count], flight, outcomes)
+        self._tempo.landed(self.rows, flight, outcomes)
         return flight, outcomes
 
     def _launch(self, after: Flight | None = None) -> Flight:

@@ -104,16 +104,17 @@ class Tempo:
         """A round was read.
 
         Args:
-            rows: those of the window, in order.
+            rows: all rows; those that joined since the window was begun are the last ones.
             flight: the window.
             outcomes: what each takes from it.
         """
         seconds, self._seconds = self._seconds, 0.0
+        joined, rows = len(rows) > flight.row_count, rows[: flight.row_count]
         asked = flight.proposed.depths
         for row, depth in zip(rows, asked, strict=True):
             row.stats.count_width(depth)
-        if self._pace is None or self._plan.depth is None:
-            return
+        if self._pace is None or self._plan.depth is None or joined:
+            return  # a window of fewer rows says nothing about a batch of all
         if flight.missed is not None:
             self._rested += 1
             self._rested_seconds += seconds
