@@ -106,13 +106,13 @@ class CostStore:
         file = self._file(identity)
         with suppress(OSError):  # nothing depends on it
             file.parent.mkdir(parents=True, exist_ok=True)
-            stream = tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False)
+            handle, path = tempfile.mkstemp(dir=file.parent)
             try:
-                with stream:
+                with open(handle, "w") as stream:
                     json.dump(entry, stream)
-                os.replace(stream.name, file)
+                os.replace(path, file)
             except BaseException:
-                os.unlink(stream.name)
+                os.unlink(path)
                 raise
 
     def forget(self, identity: str) -> None:
