@@ -131,7 +131,7 @@ def test_a_hybrid_target_drafts_and_writes_the_same_text(
 ) -> None:
     options = ("generate", "--model", "demo-qwen3_5", "--prompt", PROMPT, "--max-tokens", "16")
     plain = as_json(capsys, *options)
-    found = as_json(capsys, *options, "--drafter", "ngram")
+    found = as_json(capsys, *options, "--drafter", "ngram", "--num-draft-tokens", "3")
     assert (found["drafter"], found["reason"]) == ("ngram", None)
     assert found["tokens"] == plain["tokens"]
     assert 0 < found["accepted"] <= found["drafted"]

@@ -367,6 +367,8 @@ def _responses(
     model: Any, group: VerifyGroup, request: Request, *, own: LoadedDrafter | None, stream: Any
 ) -> Generator[GenerationResponse, None, None]:
     total = len(request.prompt)
+    # Whoever closes the generator between two tokens is to find the caches at the one before.
+    ahead = request.cache is None and request.prefix_cache is None
     try:
         with wired_limit(model, [stream]):
             timer = _Timer(total)
@@ -374,7 +376,7 @@ def _responses(
             try:
                 [row] = group.admit([request])
                 while row.finish is None:
-                    with group.round() as verified:
+                    with group.round(ahead=ahead) as verified:
                         for emission in verified.deliver(0):
                             timer.count += 1
                             if timer.count == 1:

@@ -131,7 +131,7 @@ class Engine:
             except GroupFailedError as error:
                 self._book.recover(group, error)  # it waits now
             else:
-                self._reader.read(row.request, caches, row.tokens[len(covered) :])
+                caches = self._reader.cut(row.request, caches, covered, row.tokens)
                 return caches, [*before, *row.tokens]
         return self._reader.fresh(row.request), before
 

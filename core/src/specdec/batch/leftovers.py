@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from attrs import define
+from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,29 @@ class Reader:
         if request.continue_from is not None:
             return deepcopy(list(request.continue_from))
         return self.target.new_state(request.cache_options).extract_row(0)
+
+    def cut(
+        self, request: Request, caches: list[Any], covered: Sequence[int], tokens: Sequence[int]
+    ) -> list[Any]:
+        """Caches that cover exactly these tokens, made from some that cover fewer or more.
+
+        A group that has gone on ahead has read tokens that are not answered yet. Where caches
+        cannot give them back, all tokens are read again.
+
+        Args:
+            request: whose they are.
+            caches: they may be changed.
+            covered: the request's tokens that they cover, a beginning of ``tokens`` or the reverse.
+            tokens: the request's tokens.
+        """
+        beyond = len(covered) - len(tokens)
+        quantizes = request.cache_options.kv_bits is not None  # it may have done so since
+        if beyond > 0 and not quantizes and can_trim_prompt_cache(caches):
+            trim_prompt_cache(caches, beyond)
+        elif beyond > 0:
+            caches, covered = self.fresh(request), ()
+        self.read(request, caches, tokens[len(covered) :])
+        return caches
 
     def read(self, request: Request, caches: list[Any], tokens: Sequence[int]) -> None:
         """Let a request's caches cover these tokens as well; they are changed."""

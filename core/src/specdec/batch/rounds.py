@@ -45,7 +45,7 @@ class Rounds:
         book, rows = self.book, list(group.rows)
         before, failure = RowSums.of(rows), None
         try:
-            with group.round() as verified:
+            with group.round(ahead=True) as verified:
                 try:
                     self._answer_all(verified)
                 except BaseException:

@@ -13,12 +13,12 @@ from attrs import define
 
 __all__ = ["SHARE", "Account"]
 
-SHARE: Final = 0.007
+SHARE: Final = 0.009
 """Of the time, what trying may cost in the long run."""
 
 _OF_GAINS = 0.2
 _MOST = 24.0  # plain rounds' worth
-_LEAST = -3.0
+_LEAST = -1.5
 
 
 @define

@@ -30,7 +30,7 @@ _VARIABLE: Final = "SPECDEC_MEASURING_SECONDS"
 _CONTEXT: Final = 512
 _CHEAPER = 0.97  # a window is padded where that takes less than this share of the needed width
 _CHEAPER_PLAIN = 0.85
-_GUESS = 1.0
+_GUESS = 0.1  # of a plain round, what another position takes where nothing was measured
 _FEW: Final = (1, 2, 4, 8, 16)
 
 log = logging.getLogger("specdec")
@@ -138,9 +138,19 @@ class Costs:
             size: rows, a power of two.
             width: positions.
         """
-        if width == 1 and size in self._plain:
-            return self._plain[size]
-        return _GUESS * (1 + 0.05 * width) if self._curve is None else self._at(size, width)
+        measured, seen = self._plain.get(size), self.times.plain_seen(size)
+        if width == 1 and measured is not None:
+            return seen or measured
+        if self._curve is None:
+            return (seen or 1.0) * (1 + _GUESS * (width - 1))
+        # The machine may have been another one when it was measured: what is right is the ratio.
+        scale = seen / measured if seen and measured else 1.0
+        return scale * self._at(size, width)
+
+    def knows_plain(self, rows: int) -> bool:
+        """Whether it is known what plain rounds of a batch take: all else is compared with them."""
+        size = bucket(rows)
+        return size in self._plain or self.times.plain_age(size) < 1 << 30
 
     def _at(self, size: int, width: int) -> float:
         assert self._curve is not None

@@ -24,6 +24,8 @@ __all__ = ["AdaptivePace"]
 
 _MARGIN = 0.02  # what another depth must be better by
 _TRIAL = 3  # rounds of one look
+_SILENT = 12  # rounds of one where the drafter says nothing
+_CHEAP = 1.25  # plain rounds that such a round takes at most
 _HOPE = 0.8  # the chance of a draft that a look hopes to find
 _CLOSE = 1.15  # where drafting is not faster than this, plain rounds are timed again
 _STALE = 256  # rounds after which they are
@@ -49,6 +51,7 @@ class AdaptivePace:
         self._hold = 1  # rounds that the next plan holds for
         self._looking = 0  # rounds that are left of a look
         self._was_look = False
+        self._looked = 0  # its rounds so far
         self._rested = 0
         self._skipped = 0
         self._members: tuple[int, ...] = ()
@@ -94,11 +97,19 @@ class AdaptivePace:
         for row, depth, accepted in zip(rows, seen.asked, seen.accepted, strict=True):
             if depth:
                 costs.survival(row).add(depth, min(accepted, depth))
-        if self._looking == 0 and self._was_look and gain > 0:
+        if not self._was_look:
+            return
+        self._looked += 1
+        if not seen.longest and price < _CHEAP and self._looked < _SILENT:
+            self._looking += 1  # nothing was seen of its drafts, and little was paid
+        elif self._looking == 0 and gain > 0:
             self._looking = 1  # it pays here: look on
 
     def _choose(self, rows: Sequence[Row], adaptive: Sequence[Row]) -> None:
         costs, count = self._costs, len(rows)
+        if not costs.knows_plain(count):
+            self._depth, self._hold = 0, _TRIAL
+            return
         if self._at_rest(adaptive):
             return
         most = max(row.width for row in adaptive)
@@ -132,7 +143,7 @@ class AdaptivePace:
         look = self._look(adaptive, others, depths, best)
         if look is not None and look != best.depth:
             self._depth, self._hold = look, 1
-            self._looking, self._was_look = _TRIAL - 1, True
+            self._looking, self._looked, self._was_look = _TRIAL - 1, 0, True
 
     def _at_rest(self, adaptive: Sequence[Row]) -> bool:
         """Whether the drafter rests on: nothing was learned, and nothing can be tried."""
@@ -187,12 +198,14 @@ class AdaptivePace:
             found = choose([*known, *others], unknown, hoped)
             return found.depth if found.speed > best.speed * (1 + _MARGIN) else None
         chances = [costs.survival(row).hoped(row.width) for row in adaptive]
-        found = choose([*chances, *others], depths, hoped)
+        usual = min(costs.default, depths[-1])
+        found = choose([*chances, *others], [usual], hoped)
+        if found.speed <= best.speed:
+            found = choose([*chances, *others], depths, hoped)
         if found.speed <= best.speed:
             # The text may have become another one since.
-            depth = min(costs.default, depths[-1])
             hope = [[_HOPE ** (k + 1) for k in range(row.width)] for row in adaptive]
-            found = choose([*hope, *others], [depth], hoped)
+            found = choose([*hope, *others], [usual], hoped)
             if found.speed <= best.speed:
                 return None  # not even good drafts would pay here
         expected = 1 + sum(sum(each[: found.depth]) for each in known) / count

@@ -25,7 +25,7 @@ _WARM_UP: Final = 1  # the first round of a shape makes kernels and plans
 _LEAST: Final = 3  # rounds before one is believed: of the first ones the fastest counts
 _SLOWEST: Final = 0.05
 _FOLLOWS: Final = 0.25  # of what a round is off, how much is taken for drift
-_OLD: Final = 400  # rounds after which a time is doubted
+_OLD: Final = 200  # rounds after which a time is doubted as much as that
 _DOUBTED: Final = 0.7
 _SPIKE: Final = 1.6  # how much one round may be off the mean and still be believed whole
 
@@ -138,6 +138,11 @@ class RoundTimes:
         known = seen.time if seen is not None and seen.known else self.window(size, width)
         return self.drift * known
 
+    def plain_seen(self, size: int) -> float:
+        """Milliseconds of a plain round as they were seen, without drift; 0 where none was."""
+        seen = self._seen.get(Kind(size, 0, 1))
+        return seen.time if seen is not None and seen.known else 0.0
+
     def drafted(
         self, rows: int, depth: int, padded: Callable[[int], int], *, hopeful: bool = False
     ) -> float:
@@ -184,9 +189,10 @@ class RoundTimes:
     def _asked(self, size: int, depth: int, width: int, *, hopeful: bool) -> float:
         seen = self._seen.get(Kind(size, depth, width))
         if seen is not None and seen.known:
-            if hopeful and seen.age > _OLD:
+            if hopeful:
                 # It may have been seen at a bad moment.
-                return max(self.window(size, width), _DOUBTED * seen.time)
+                doubted = seen.time * float(_DOUBTED ** (seen.age / _OLD))
+                return min(seen.time, max(self.window(size, width), doubted))
             return seen.time
         return self.window(size, width) + self._rest(size, depth, hopeful=hopeful)
 

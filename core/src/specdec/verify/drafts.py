@@ -52,7 +52,7 @@ class Asked:
             room = row.within_budget(row.asked_width + count) - count
             asked.pending.append(ahead[-1] if ahead and behind else row.pending)
             asked.depths.append(max(0, room) if behind or not ahead else 0)
-            asked.steps.append(row.steps + (count if behind else 0))
+            asked.steps.append(row.drawn + (count if behind else 0))
         return asked
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:

@@ -40,7 +40,7 @@ def check_external(
         tokens: ids per row.
         target: the bound target.
         state: its rows.
-        undelivered: rows whose first token is drawn and not delivered yet.
+        undelivered: rows with tokens of their own that are not delivered yet.
 
     Returns:
         The tokens as lists of ints.
@@ -55,7 +55,12 @@ def check_external(
         if not ids:
             continue
         if index in undelivered:
-            raise OptionError(f"row {index} has a first token of its own; call round() first")
+            if not row.steps:
+                raise OptionError(f"row {index} has a first token of its own; call round() first")
+            raise OptionError(
+                f"row {index} has tokens of its own that are not delivered; call round() first, "
+                "without ahead"
+            )
         wrong = [token for token in ids if not 0 <= token < target.vocab_size]
         if wrong:
             raise OptionError(

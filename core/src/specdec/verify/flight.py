@@ -99,6 +99,7 @@ class Flight:
         packed: the samples, with device drafts and their lengths beside them in the same array.
         logits: ``[B, W, V]`` as the target gave them, where rows are drawn position by position.
         masks: what constraints allow, by row: ``[n, V]`` of the first n positions.
+        drafted: whether the drafter's round is open with it; it ends with the window.
         settled: whether the target's rows have already kept the window.
         missed: ``[B, W]`` ids of a plain window that a drafter at rest reads later; else ``None``.
     """
@@ -109,6 +110,7 @@ class Flight:
     packed: mx.array
     logits: mx.array | None = None
     masks: Mapping[int, mx.array | None] = field(factory=dict)
+    drafted: bool = False
     settled: bool = False
     missed: mx.array | None = None
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from specdec.contract import DraftProvider
     from specdec.targets import Target
-    from specdec.verify.flight import Flight
+    from specdec.verify.landing import Landing
     from specdec.verify.pacing import Pace
     from specdec.verify.prefill import Reading
     from specdec.verify.request import Request
@@ -168,6 +168,9 @@ class VerifyGroup:
             raise ContractError("join() was given a reading twice; give each once")
         check_alike([*(reading.apart for reading in readings), *self._live.kind])
         live = len(self.rows)
+        if readings:
+            with self._or_fail():
+                self._live.land_early()
         for reading in readings:
             if reading.draft is not None:
                 reading.draft.answer_for(reading.row, reading.checkpoint)
@@ -241,7 +244,7 @@ class VerifyGroup:
         """
         self._check("consume")
         live = self._live
-        checked = check_external(self.rows, tokens, self.target, live.state, live.firsts)
+        checked = check_external(self.rows, tokens, self.target, live.state, live.undelivered)
         with self._or_fail():
             if any(checked):
                 live.consume(checked, step_size=self._step_size)
@@ -249,11 +252,20 @@ class VerifyGroup:
 
     # Rounds.
 
-    def round(self) -> Round:
+    def round(self, *, ahead: bool = False) -> Round:
         """Draft, verify and accept for every row; deliver inside the returned ``with`` block.
 
+        Args:
+            ahead: whether target and drafter may go on before the tokens are delivered, so that
+                the device computes the next round while consumers run. Where nothing stands in the
+                way, the next window is submitted before this returns. A row that is then stopped
+                before its last token leaves no state behind (``publish``, prefix cache), and
+                between rounds ``preview`` knows nothing, ``consume`` refuses, and ``extract``
+                gives a row with tokens that the next round delivers.
+
         Raises:
-            GroupFailedError: the target failed; rows keep their committed tokens.
+            GroupFailedError: the target failed; rows keep their committed tokens. Where it failed
+                ahead, this is raised when the block is left.
             RoundOpenError: the round before was not left.
         """
         if self._in_round or self._dead is not None:
@@ -265,10 +277,10 @@ class VerifyGroup:
             if self._live.firsts:
                 outcomes = self._live.draw_firsts()
                 return Round(self.rows, outcomes, lambda done: self._settle(done, None))
-            flight, outcomes = self._live.fly()
-            return Round(self.rows, outcomes, lambda done: self._settle(done, flight))
+            landing = self._live.fly(ahead=ahead)
+            return Round(self.rows, landing.outcomes, lambda done: self._settle(done, landing))
 
-    def _settle(self, done: Round, flight: Flight | None) -> None:
+    def _settle(self, done: Round, landing: Landing | None) -> None:
         """Commit what was delivered to target and drafter, then retire rows that ended."""
         live = self._live
         with self._or_fail():
@@ -284,12 +296,12 @@ class VerifyGroup:
                 row.stats.count_round(
                     outcome.drafted, outcome.acceptance, delivered, outcome.forced
                 )
-                if flight is None:
+                if landing is None:
                     row.stats.rounds -= 1  # a target forward, but no verify window
-            if flight is None:
+            if landing is None:
                 live.firsts = {}
             else:
-                live.commit(kept, flight)
+                live.settle(landing, kept)
             self._in_round = False
             if ended:
                 live.retire()
@@ -314,8 +326,7 @@ class VerifyGroup:
             self._closing = True
             return
         with self._or_fail():
-            self._live.drop_flight()
-            self._live.retire()
+            self._live.end()
         self._live.drafting.close()
         self._dead = "closed"
 

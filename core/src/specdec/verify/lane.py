@@ -196,7 +196,7 @@ class DraftLane:
         if not self._may_enter(row):
             return None
         prompt, checkpoint = self.prompts.open(), None
-        history = row.tokens[:-1]
+        history = row.known[:-1]
         try:
             if self._may_enter(row):  # it may have said only now what it needs
                 if history:

@@ -15,11 +15,12 @@ from specdec.contract import Swap, commit_all
 from specdec.sampling import RowSamplers
 from specdec.verify.external import read_external
 from specdec.verify.handover import leave
+from specdec.verify.landing import Landing, may_run_ahead
 from specdec.verify.tempo import Tempo
 from specdec.verify.verifier import Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from specdec.contract import PendingChange
     from specdec.state import RowState
@@ -47,7 +48,11 @@ class LiveRows:
         state: the target's side; ``None`` before the first rows join.
         samplers: their draws.
         drafting: the drafter's side.
-        flight: a window that was begun early, on samples that nobody has read; or ``None``.
+        flight: a window that was begun early, on samples that nobody has read or before they were
+            delivered; or ``None``.
+        landed: what such a window brought where it had to be read between rounds; the next round
+            delivers it.
+        failure: what was raised when a window was begun before a delivery, which comes first.
         firsts: by row, logits after a prompt that was read whole, until they are drawn.
     """
 
@@ -58,6 +63,8 @@ class LiveRows:
         self.samplers = RowSamplers()
         self.drafting = drafting
         self.flight: Flight | None = None
+        self.landed: Landing | None = None
+        self.failure: Exception | None = None
         self.firsts: dict[int, mx.array] = {}
         self._verifier = Verifier(target, self.samplers)
         self._rounds = 0
@@ -76,6 +83,7 @@ class LiveRows:
         """
         if not self.rows:
             self.state = None  # the next rows may be of another kind
+        self.land_early()
         self._tempo.changed()
         if self.flight is not None:
             # The live rows use its samples in the next round, and the new rows begin after it.
@@ -128,25 +136,78 @@ class LiveRows:
         firsts = [self.firsts.get(index) for index in range(len(self.rows))]
         return self._verifier.firsts(self.rows, firsts)
 
-    def fly(self) -> tuple[Flight, list[RowOutcome | None]]:
+    def fly(self, *, ahead: bool) -> Landing:
         """Submit a window, or take the one that was begun early, and read it.
 
         The round is open on ``state`` afterwards, unless the window is settled.
+
+        Args:
+            ahead: whether the window behind it may be submitted as well, where that can be.
         """
-        self._tempo.start()
-        flight, self.flight = self.flight, None
-        if flight is None:
-            flight = self._launch()
-        if self._may_begin_early(flight):
-            self.commit_plain(flight)
-            self.flight = self._launch(after=flight)
-        outcomes = self._verifier.land(self.rows, flight, self.drafting.lane)
+        landing, self.landed = self.landed, None
+        if landing is None:
+            self._tempo.start()
+            flight, self.flight = self.flight, None
+            if flight is None:
+                flight = self._launch()
+            if self._may_begin_early(flight):
+                self.commit_plain(flight)
+                self.flight = self._launch(after=flight)
+            landing = self._land(flight)
+        landing.joined(len(self.rows))
+        if ahead and self._may_run_ahead(landing):
+            try:
+                self._commit_ahead(landing)
+                self._tempo.start()
+                self.flight = self._launch()
+                self._tempo.stop()
+            except Exception as error:
+                self.failure = error
+        return landing
+
+    def _land(self, flight: Flight, *, skip: Container[int] = ()) -> Landing:
+        """Wait for a window, and walk all rows but some."""
+        outcomes = self._verifier.land(self.rows, flight, self.drafting.lane, skip=skip)
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
         self._tempo.stop()
         self._tempo.landed(self.rows, flight, outcomes)
-        return flight, outcomes
+        return Landing(flight, outcomes)
+
+    def _may_run_ahead(self, landing: Landing) -> bool:
+        """Whether the next window can be submitted before this one is delivered."""
+        assert self.state is not None
+        if self.flight is not None or not self.state.can_roll_back:
+            return False
+        return may_run_ahead(self.rows, landing.outcomes)
+
+    def _commit_ahead(self, landing: Landing) -> None:
+        """Let target and drafter keep what was accepted, before any of it is delivered."""
+        if landing.kept is not None:
+            return
+        if not landing.flight.settled:
+            landing.kept = landing.whole()
+            self.commit(landing.kept, landing.flight)
+        landing.show(self.rows)
+
+    def land_early(self) -> None:
+        """Let the drafter's round end, where a window of it was begun early; it is read for that.
+
+        What it brought is kept for the next round. Rows that have ended keep nothing of it but the
+        token that headed it, which was emitted, so that target and drafter have read the same.
+        """
+        flight = self.flight
+        if flight is None or not flight.drafted:
+            return
+        self.flight = None
+        self._tempo.start()
+        ended = {index for index, row in enumerate(self.rows) if row.finish is not None}
+        landing = self._land(flight, skip=ended)
+        self._commit_ahead(landing)
+        for index in ended:
+            self.rows[index].processed += not self.rows[index].overran
+        self.landed = landing
 
     def _launch(self, after: Flight | None = None) -> Flight:
         """Submit a window.
@@ -225,20 +286,35 @@ class LiveRows:
 
         Args:
             kept: drafts to keep, per row.
-            flight: the window.
+            flight: the window, not settled.
         """
-        if flight.settled:
-            return
         assert self.state is not None
         self._tempo.start()
         self.state.rollback([1 + count for count in kept])
-        for row, count in zip(self.rows, kept, strict=True):
-            row.processed += 1 + count
         if flight.missed is not None:
             self._follow(flight, [1] * flight.row_count)
         elif self.drafting.lane is not None:
             self.drafting.lane.commit(kept, flight.context)
         self._tempo.stop()
+        flight.settled = True
+
+    def settle(self, landing: Landing, kept: Sequence[int]) -> None:
+        """A window was delivered, as far as it was: keep that, or note who went on without it.
+
+        Args:
+            landing: what it brought.
+            kept: drafts that were delivered, per row.
+
+        Raises:
+            Exception: what was raised when the next window was begun.
+        """
+        flight = landing.flight
+        if not flight.settled:
+            self.commit(kept, flight)
+            landing.kept = list(kept)
+        landing.count(self.rows, kept)
+        if self.failure is not None:
+            raise self.failure
 
     def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
         """Take checked tokens that somebody else chose, between rounds.
@@ -268,20 +344,30 @@ class LiveRows:
 
     def preview(self) -> list[list[int]] | None:
         """What the drafter would propose now; ``None`` where nobody can tell."""
-        if self.state is None or self.flight is not None:
+        if self.state is None or self.flight is not None or self.landed is not None:
             return None  # the next tokens are drawn already, and the target has read beyond them
         self._tell_room()
         lane = self.drafting.ready(self.rows, self.samplers)
         return None if lane is None else lane.preview(self.rows, self.state)
 
+    @property
+    def undelivered(self) -> set[int]:
+        """Rows with tokens of their own that wait for a round; draws that can be dropped do not."""
+        if self.flight is not None and self.flight.drafted:
+            return set(range(len(self.rows)))
+        return set(self.firsts) | (set() if self.landed is None else self.landed.rows)
+
     # Leaving.
 
     def extract(self, index: int) -> tuple[list[Any], tuple[int, ...]]:
         """A copy of a row's caches between rounds, and the tokens that they cover."""
+        self.land_early()
         if self.flight is not None:
             self.commit_plain(self.flight)
         assert self.state is not None
-        return self.state.extract_row(index), self.rows[index].read
+        row, landed = self.rows[index], self.landed
+        read = row.read if landed is None else landed.read(index, row)
+        return self.state.extract_row(index), read
 
     def retire(self) -> None:
         """Give ended rows' caches back, then drop the rows everywhere."""
@@ -290,6 +376,13 @@ class LiveRows:
             return
         self._tempo.changed()
         assert self.state is not None
+        if self.landed is not None:
+            self.landed.forget_ended(self.rows)
+        if self.flight is not None and self.flight.drafted:
+            if keep or any(row.leaves_state for row in self.rows):
+                self.land_early()
+            else:
+                self.drop_flight()
         flight = self.flight
         if flight is not None and not flight.settled:
             # The early window holds the last token. An ended row keeps it where its cache is the
@@ -302,13 +395,15 @@ class LiveRows:
             self._follow(flight, early)
         lane = self.drafting.lane
         for index, row in enumerate(self.rows):
-            if row.finish is not None:
+            if row.finish is not None and not row.overran:
                 leave(self._target, self.state, lane, index, row)
         self.state.filter_rows(keep)
         self.samplers.filter_rows(keep)
         if lane is not None:
             lane.filter_rows(keep)
         self.firsts = {new: self.firsts[k] for new, k in enumerate(keep) if k in self.firsts}
+        if self.landed is not None:
+            self.landed.take(keep)
         if flight is not None:
             # Rows that joined since are behind those of the window.
             still = [index for index in keep if index < flight.row_count]
@@ -316,9 +411,17 @@ class LiveRows:
             flight.take(still)
         self.rows = [self.rows[index] for index in keep]
 
+    def end(self) -> None:
+        """Let all rows go, which have ended."""
+        if self.flight is not None and not self.flight.drafted:
+            self.drop_flight()
+        self.retire()
+
     def drop_flight(self) -> None:
         """Take back a window that was begun early; its draws depend on seed and step alone."""
         state, flight, self.flight = self.state, self.flight, None
+        if flight is not None and flight.drafted:
+            self.drafting.close()  # nobody is left in the round that it is in
         if state is None or not state.open_width:
             return
         if state.can_roll_back or state.open_width > 1:

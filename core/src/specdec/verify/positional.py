@@ -84,7 +84,7 @@ class PositionByPosition:
                 history = mx.concatenate([history, mx.array([self.draft[position]], mx.int32)])
 
     def _draw(self, history: mx.array, position: int) -> int:
-        row, step = self.row, self.row.steps + position
+        row, step = self.row, self.row.drawn + position
         allowed = None
         if self.mask is not None and position < self.mask.shape[0]:
             allowed = self.mask[position][None]

@@ -49,6 +49,27 @@ class RowOutcome:
     reports: HostLogprobs | None = None
     error: Exception | None = None
 
+    @property
+    def ends(self) -> bool:
+        """Whether the row ends with these tokens."""
+        return self.acceptance.ending is not None or self.error is not None
+
+    @property
+    def kept(self) -> int:
+        """Drafts that the row keeps if all is delivered; an end token that was drafted counts."""
+        whole = self.acceptance
+        return self.kept_of(len(whole.tokens), ended=whole.end_token is not None)
+
+    def kept_of(self, delivered: int, *, ended: bool) -> int:
+        """Drafts that the row keeps of those that it delivered.
+
+        Args:
+            delivered: content tokens.
+            ended: whether the end token was delivered too.
+        """
+        accepted = self.acceptance.accepted
+        return accepted if ended else min(accepted, delivered)
+
     def emission(
         self, row: Row, token: int, position: int, finish: FinishReason | None, *, content: bool
     ) -> Emission:
@@ -121,7 +142,7 @@ class Round:
             token = acceptance.tokens[position]
             if row.stats.time_to_first_token is None:
                 row.stats.time_to_first_token = time.perf_counter() - row.admitted
-            row.tokens.append(token)
+            row.emit(token)
             self.delivered[index] = position + 1
             finish = acceptance.ending if position == last and end_token is None else None
             if finish is not None:
@@ -159,10 +180,8 @@ class Round:
         outcome = self.outcomes[index]
         if outcome is None:
             return 0
-        acceptance = outcome.acceptance
-        if self.rows[index].end_token is not None:
-            return acceptance.accepted
-        return min(acceptance.accepted, self.delivered[index])
+        ended = self.rows[index].end_token is not None
+        return outcome.kept_of(self.delivered[index], ended=ended)
 
     def __enter__(self) -> Self:
         return self
@@ -176,9 +195,7 @@ class Round:
         for index, (row, outcome) in enumerate(zip(self.rows, self.outcomes, strict=True)):
             if outcome is None:
                 continue
-            acceptance = outcome.acceptance
-            ends = acceptance.ending is not None or outcome.error is not None
             # What was not handed out cannot be taken back into the window: the row ends here.
-            if self.delivered[index] < len(acceptance.tokens) or ends:
+            if self.delivered[index] < len(outcome.acceptance.tokens) or outcome.ends:
                 row.end("cancelled")
         self._settle(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 import mlx.core as mx
@@ -37,7 +39,11 @@ class Row:
         width: the most drafts per round now; 0 where the row stands down.
         paced: the most drafts of the next round where a pace says, at most ``width``.
         room: positions that its next window can keep at most, where its state has a limit.
-        processed: how many of ``tokens`` (and the end token) the target has read.
+        ahead: tokens behind ``tokens`` that are accepted and committed, and not delivered yet.
+        overran: whether its state went on with such tokens, and it ended before they were
+            delivered; there is nothing then that it could leave behind.
+        processed: how many of ``tokens`` (and the end token) the target has read; what it read of
+            tokens that are not delivered counts once they are.
         end_token: the end token that ended the row.
         finish: why it ended; ``None`` while it runs.
         error: what a consumer, a sampler, a processor, a constraint or a stop rule raised, if that
@@ -57,6 +63,8 @@ class Row:
     width: int = 0
     paced: int | None = None
     room: int | None = None
+    ahead: deque[int] = field(factory=deque)
+    overran: bool = False
     processed: int = 0
     end_token: int | None = None
     finish: FinishReason | None = None
@@ -109,6 +117,9 @@ class Row:
 
         A walk that was interrupted has shown it tokens that were never delivered.
         """
+        self.ahead.clear()
+        self.overran = False
+        self._device_tokens = None  # may hold some that were never delivered either
         self.constraint, self.ends = _begun(self.request), _ends_of(self.request)
         for token in self.emitted:
             self._watched(token)
@@ -130,10 +141,21 @@ class Row:
         stop |= self.ends is not None and self.ends.advance(token)
         return stop
 
+    def emit(self, token: int) -> None:
+        """Count a content token as delivered."""
+        if self.ahead:
+            self.ahead.popleft()
+        self.tokens.append(token)
+
+    @property
+    def known(self) -> list[int]:
+        """The prompt and every content token accepted, delivered or not."""
+        return [*self.tokens, *self.ahead]
+
     @property
     def pending(self) -> int:
         """The token that heads the next window."""
-        return self.tokens[-1]
+        return self.ahead[-1] if self.ahead else self.tokens[-1]
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -148,14 +170,19 @@ class Row:
 
     @property
     def steps(self) -> int:
-        """Samples drawn so far that were emitted: the step of the next draw."""
+        """Content tokens emitted so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def drawn(self) -> int:
+        """Samples drawn so far that were accepted, delivered or not: the step of the next draw."""
+        return self.steps + len(self.ahead)
+
+    @property
     def budget(self) -> int | None:
-        """Content tokens that may still be emitted; ``None`` for no limit."""
+        """Content tokens that may still be accepted; ``None`` for no limit."""
         limit = self.request.max_tokens
-        return None if limit < 0 else limit - self.steps
+        return None if limit < 0 else limit - self.drawn
 
     @property
     def asked_width(self) -> int:
@@ -196,6 +223,13 @@ class Row:
         return self.processors.positional or self.request.sampling.sampler is not None
 
     @property
+    def leaves_state(self) -> bool:
+        """Whether somebody is shown its state, or given it, when it ends."""
+        asked = self.request
+        shown = asked.publish is not None or self.prefix is not None or asked.cache is not None
+        return shown and not self.overran
+
+    @property
     def text(self) -> str:
         """The text of what it emitted, stop strings cut off; empty without a detokenizer."""
         if self.ends is None:
@@ -207,8 +241,12 @@ class Row:
         """``[n]`` every token up to the pending one, on the device: what processors look at."""
         before = self.request.history
         held = self._device_tokens
-        done = 0 if held is None else held.shape[0]
-        fresh = [*before, *self.tokens] if held is None else self.tokens[done - len(before) :]
+        if held is None:
+            fresh = [*before, *self.known]
+        else:
+            done = held.shape[0] - len(before)
+            seen = max(0, done - len(self.tokens))  # of those that are not delivered yet
+            fresh = [*self.tokens[done:], *islice(self.ahead, seen, None)]
         if fresh:
             ids = mx.array(fresh, mx.int32)
             self._device_tokens = held = ids if held is None else mx.concatenate([held, ids])

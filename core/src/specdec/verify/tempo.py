@@ -122,7 +122,7 @@ class Tempo:
         self._tell_of_rest(rows, self._pace)
         accepted = [
             0 if outcome is None else max(0, outcome.acceptance.accepted - outcome.forced)
-            for outcome in outcomes[: len(rows)]
+            for outcome in outcomes
         ]
         device = flight.proposed.device
         longest = max(map(len, flight.proposed.rows), default=0)
@@ -132,7 +132,8 @@ class Tempo:
             rows,
             Seen(
                 depth=self._plan.depth,
-                asked=asked,
+                # Rows that have ended meanwhile were not looked at.
+                asked=[0 if o is None else n for n, o in zip(asked, outcomes, strict=True)],
                 accepted=accepted,
                 longest=longest,
                 width=flight.width,

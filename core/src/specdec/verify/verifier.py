@@ -24,7 +24,7 @@ from specdec.verify.proposals import cut_device
 from specdec.verify.walk import raising, walk_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from specdec.state import RowState
     from specdec.targets import Target
@@ -96,6 +96,7 @@ class Verifier:
             packed=draw.samples if device is None else pack(draw.samples, device),
             logits=window.logits if by_position else None,
             masks=plan.masks if by_position else {},
+            drafted=lane is not None and not rests,
             missed=plan.tokens if rests and lane is not None and lane.is_open else None,
         )
         mx.async_eval(*flight.arrays)  # type: ignore[no-untyped-call]  # untyped in MLX's stubs
@@ -138,18 +139,29 @@ class Verifier:
             vocab=vocab,
             width=state.window_width(1 + max(map(len, proposed.rows)), most),
         )
-        steps = [row.steps for row in rows]
+        steps = [row.drawn for row in rows]
         drafted = proposed.drafted(vocab) if self._samplers.rejecting else None
         return WindowPlan(tokens, 1, steps, masks, drafted), proposed
 
     def land(
-        self, rows: Sequence[Row], flight: Flight, lane: DraftLane | None
+        self,
+        rows: Sequence[Row],
+        flight: Flight,
+        lane: DraftLane | None,
+        *,
+        skip: Container[int] = (),
     ) -> list[RowOutcome | None]:
         """Read a window (the round's one host read) and walk every row of it.
 
+        Args:
+            rows: the host rows.
+            flight: the window.
+            lane: the drafter that drafted for it, if it still does.
+            skip: rows that are not walked, for they take nothing of it.
+
         Returns:
-            One outcome per row; ``None`` for rows that joined since it was launched, which are
-            the last ones.
+            One outcome per row; ``None`` for those that are skipped, and for those that joined
+            since it was launched, which are the last ones.
         """
         landed = flight.land()
         proposed, draw = flight.proposed, flight.draw
@@ -159,6 +171,8 @@ class Verifier:
         outcomes: list[RowOutcome | None] = [None] * len(rows)
         for index, row_samples in enumerate(landed.samples):
             row, draft = rows[index], drafts[index]
+            if index in skip:
+                continue
             samples: Iterable[int] = row_samples[: len(draft) + 1]
             if index in draw.errors:
                 samples = raising(draw.errors[index])
@@ -205,7 +219,7 @@ class Verifier:
         plan = WindowPlan(
             tokens=mx.array([[row.pending] for row in theirs], mx.int32),
             known=1,
-            steps=[row.steps for row in theirs],
+            steps=[row.drawn for row in theirs],
             masks=masks,
         )
         window = mx.concatenate([each for each in logits if each is not None], axis=0)
@@ -260,7 +274,7 @@ def _behind(rows: Sequence[Row], after: Flight) -> WindowPlan:
     tokens = after.draw.samples[:, :1]
     if any(row.shaped or row.positional for row in rows):
         tokens = mx.maximum(tokens, 0)  # a row with nothing left to draw ends anyway
-    return WindowPlan(tokens, 0, [row.steps + 1 for row in rows], {})
+    return WindowPlan(tokens, 0, [row.drawn + 1 for row in rows], {})
 
 
 def _checked(mask: object, allowed: int, vocab: int) -> int:
