@@ -60,6 +60,7 @@ class Backlog:
         """Rows have joined behind the others; nothing waits for them."""
         new = rows - len(self._kept)
         if self._tokens and new > 0:
+            assert len(self._tokens) == 1, "what waits was not read before rows joined"
             self._tokens = [mx.pad(each, [(0, new), (0, 0)]) for each in self._tokens]
             self._contexts = [mx.pad(each, [(0, new), (0, 0), (0, 0)]) for each in self._contexts]
             self._kept += [0] * new
