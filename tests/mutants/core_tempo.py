@@ -43,7 +43,7 @@ TEMPO_MUTANTS = (
     Mutant(
         name="choosing-counts-as-the-round",
         file=TEMPO,
-        old=("        self._seconds -= time.perf_counter() - begin  # it may have measured\n"),
+        old=("        self._seconds -= aside\n"),
         new="",
         killed_by=OF_CHOICES + "test_rounds_take_what_they_take_without_consumers_and_choices",
         why="A measurement of seconds counts as a slow round.",
@@ -147,7 +147,7 @@ TEMPO_MUTANTS = (
     Mutant(
         name="recurrent-rows-are-padded",
         file=LIVE,
-        old="if plan.width > 1 and not self.state.records:",
+        old="if plan.width > 1 and not self.state.recurrent:",
         new="if plan.width > 1:",
         killed_by=OF_CHOICES + "test_a_plain_window_of_recurrent_rows_is_not_padded",
         why="Recurrent rows replay every plain window.",

@@ -29,7 +29,7 @@ class Account:
         balance: what may be spent.
     """
 
-    balance: float = 8.0
+    balance: float = 5.0
 
     def passed(self, rounds: float) -> None:
         """Plain rounds' worth of time have passed."""

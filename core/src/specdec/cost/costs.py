@@ -28,7 +28,7 @@ _SECONDS: Final = 1.5
 _VARIABLE: Final = "SPECDEC_MEASURING_SECONDS"
 
 _CONTEXT: Final = 512
-_CHEAPER = 0.97  # a window is padded where that takes less than this share of the needed width
+_CHEAPER = 0.9  # a window is padded where that takes less than this share of the needed width
 _CHEAPER_PLAIN = 0.85
 _GUESS = 0.1  # of a plain round, what another position takes where nothing was measured
 _FEW: Final = (1, 2, 4, 8, 16)

@@ -19,6 +19,8 @@ __all__ = ["MOST", "Backlog"]
 MOST: Final = 256
 """Positions that wait at most: hidden states take memory."""
 
+_PIECES: Final = 16  # small arrays that are held at a time: each takes a block of its own
+
 
 @define(eq=False)
 class Backlog:
@@ -32,9 +34,10 @@ class Backlog:
     _tokens: list[mx.array] = field(factory=list)
     _contexts: list[mx.array] = field(factory=list)
     _kept: list[int] = field(factory=list)
+    _count: int = 0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._count
 
     def add(self, tokens: mx.array, context: mx.array | None, kept: Sequence[int]) -> None:
         """A plain window was committed.
@@ -49,8 +52,14 @@ class Backlog:
         self._tokens.append(tokens[:, :1] if padded else tokens)
         if context is not None:
             self._contexts.append(context[:, :1] if padded else context)
+        self._count += 1
         self._kept = list(kept)
         self.ragged = 0 in self._kept
+        if len(self._tokens) > _PIECES:
+            self._tokens = [mx.concatenate(self._tokens, axis=1)]
+            if self._contexts:
+                self._contexts = [mx.concatenate(self._contexts, axis=1)]
+            mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]
 
     def continues(self, rows: int) -> bool:
         """Whether the next position of so many rows can stand behind what waits."""
@@ -60,7 +69,7 @@ class Backlog:
         """Rows have joined behind the others; nothing waits for them."""
         new = rows - len(self._kept)
         if self._tokens and new > 0:
-            assert len(self._tokens) == 1, "what waits was not read before rows joined"
+            assert self._count == 1, "what waits was not read before rows joined"
             self._tokens = [mx.pad(each, [(0, new), (0, 0)]) for each in self._tokens]
             self._contexts = [mx.pad(each, [(0, new), (0, 0), (0, 0)]) for each in self._contexts]
             self._kept += [0] * new
@@ -96,15 +105,17 @@ class Backlog:
         tokens = mx.concatenate(self._tokens, axis=1)
         context = mx.concatenate(self._contexts, axis=1) if self._contexts else None
         held = [kept if row in hold else 0 for row, kept in enumerate(self._kept)]
-        before = len(self._tokens) - 1
+        before = self._count - 1
         lengths = [before + kept - on for kept, on in zip(self._kept, held, strict=True)]
         if any(held):
-            self._tokens, self._contexts = self._tokens[-1:], self._contexts[-1:]
-            self._kept, self.ragged = held, 0 in held
+            self._tokens = [tokens[:, -1:]]
+            self._contexts = [] if context is None else [context[:, -1:]]
+            self._count, self._kept, self.ragged = 1, held, 0 in held
         else:
             self.clear()
         return tokens, context, lengths
 
     def clear(self) -> None:
         """Nothing waits."""
-        self._tokens, self._contexts, self._kept, self.ragged = [], [], [], False
+        self._tokens, self._contexts, self._kept = [], [], []
+        self._count, self.ragged = 0, False

@@ -221,7 +221,7 @@ class LiveRows:
         if lane is not None and self._tempo.rests and (lane.can_rest or not lane.is_open):
             rests, lane = True, lane if lane.is_open else None
             # Recurrent rows cannot take back a position of a window that was padded.
-            if plan.width > 1 and not self.state.records:
+            if plan.width > 1 and not self.state.recurrent:
                 padded = partial(max, plan.width)
         elif after is not None:
             lane = None

@@ -53,8 +53,8 @@ class Seen:
         accepted: B ints, how many of them were accepted; those that a constraint forced are none.
         longest: the longest draft that came.
         width: positions of its window, W.
-        seconds: from its beginning to its last token on the host, without what consumers took; of
-            several rounds the mean.
+        seconds: from the end of the round before it to its own, what consumers take between rounds
+            included up to as much as the round's own work; of several rounds the mean.
         rounds: how many.
     """
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tempo"]
 
+_AT_MOST = 2.0  # of the time of a round's own work, what counts with what others do between rounds
+
 
 class Tempo:
     """The plans of one group, and the time that its rounds take.
@@ -37,7 +39,8 @@ class Tempo:
         self._left = 0  # rounds that the plan holds for
         self._next: Plan | None = None
         self._applied: Plan | None = None
-        self._seconds = 0.0  # of the round, without what consumers and the pace took
+        self._seconds = 0.0  # of the round's own work
+        self._ended = 0.0  # when the round before was read; 0 where that says nothing
         self._rested = 0  # plain rounds that the pace was not told of
         self._rested_seconds = 0.0
 
@@ -70,6 +73,7 @@ class Tempo:
     def changed(self) -> None:
         """Rows have come or gone: what was planned for the others is nothing."""
         self._next, self._left, self._applied = None, 0, None
+        self._ended = 0.0
         self._rested, self._rested_seconds = 0, 0.0
 
     def _decide(self, rows: Sequence[Row], pace: Pace) -> Plan:
@@ -85,7 +89,10 @@ class Tempo:
             for row in rows:
                 row.stats.pauses += row.width > 0
         self._rests = rests
-        self._seconds -= time.perf_counter() - begin  # it may have measured
+        aside = time.perf_counter() - begin  # it may have measured
+        self._seconds -= aside
+        if self._ended:
+            self._ended += aside
         return plan
 
     # Rounds.
@@ -110,6 +117,11 @@ class Tempo:
         """
         seconds, self._seconds = self._seconds, 0.0
         joined, rows = len(rows) > flight.row_count, rows[: flight.row_count]
+        now = time.perf_counter()
+        if self._ended:
+            # What comes between rounds is paid once a round too, if it is not a consumer who waits.
+            seconds = min(max(seconds, now - self._ended), _AT_MOST * seconds)
+        self._ended = now
         asked = flight.proposed.depths
         for row, depth in zip(rows, asked, strict=True):
             row.stats.count_width(depth)
