@@ -12,8 +12,8 @@ from test_adaptive_in_executor import PROMPTS, TEXTS, Following, ScriptedPace, d
 from test_adaptive_pace import FakeRow, FakeTarget
 
 from specdec import VerifyGroup
-from specdec.cost import AdaptivePace, Costs, Curve, Kept, Point
-from specdec.verify.pacing import Plan
+from specdec.cost import Account, AdaptivePace, Costs, Curve, Kept, Point
+from specdec.verify.pacing import Plan, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,13 +74,38 @@ def test_a_row_that_drafts_for_itself_does_not_make_up_for_the_others() -> None:
     rows = [FakeRow(), *[FakeRow(request=Fixed()) for _ in range(7)]]
     for _ in range(50):
         known.survival(rows[0]).add(3, 3)
+        known.times.observe(8, 0, 1, 0, 10.0)
     pace: Any = AdaptivePace(known)
     assert pace.plan(rows).depth == 0
     alone = costs({1: 10.0, 4: 20.0, 8: 20.0, 16: 20.0}, 10.0)
     for _ in range(50):
         alone.survival(rows[0]).add(3, 3)
+        alone.times.observe(1, 0, 1, 0, 10.0)
     pace = AdaptivePace(alone)
     assert pace.plan(rows[:1]).depth > 0
+
+
+def test_what_was_gained_on_one_text_is_not_lost_on_the_next() -> None:
+    account = Account()
+    for _ in range(1000):
+        account.drafted(3.0)
+    assert account.affords(10)
+    account.drafted(-40.0)
+    assert not account.affords(1)
+
+
+def test_a_drafter_that_nobody_has_seen_do_well_is_looked_at_now_and_then() -> None:
+    known, row = costs({1: 10.0, 4: 12.0, 8: 13.0, 16: 14.0}, 10.0), FakeRow()
+    pace: Any = AdaptivePace(known)
+    depths = []
+    for number in range(4000):
+        depth = pace.plan([row]).depth
+        accepted = min(depth, 3) if number >= 1500 else 0
+        took = known.window(1, 1 + depth) + depth / 4
+        pace.observe([row], Seen(depth, [depth], [accepted], depth, 1 + depth, took / 1000))
+        depths.append(depth)
+    assert sum(map(bool, depths[200:1500])) < 0.1 * 1300
+    assert min(depths[3500:]) > 0
 
 
 def test_rows_that_have_numbers_of_their_own_have_no_pace() -> None:
@@ -107,6 +132,12 @@ def run(group: VerifyGroup, rounds: int, *, pause: float = 0.0, ahead: bool = Fa
         with group.round(ahead=ahead) as done:
             time.sleep(pause)
             done.deliver_all()
+
+
+def deliver_to(group: VerifyGroup, index: int) -> None:
+    """A round of which one row alone is given its tokens; the others end without them."""
+    with group.round() as done:
+        assert list(done.deliver(index))
 
 
 def test_a_plan_that_holds_for_long_ends_where_rows_join_or_leave() -> None:
@@ -181,15 +212,19 @@ def test_a_row_that_ended_before_its_window_was_read_says_nothing_about_its_draf
     assert provider.complaints == []
 
 
+@pytest.mark.parametrize("takes_its_last", [True, False])
 @pytest.mark.parametrize("kind", ["host", "hidden states"])
-def test_what_a_row_leaves_behind_is_what_both_have_read(kind: str) -> None:
+def test_what_a_row_leaves_behind_is_what_both_have_read(kind: str, takes_its_last: bool) -> None:
     left: list[Any] = []
     group, provider = group_of(ScriptedPace([Plan(0)]), kind)
     leaving = adaptive(1, publish=lambda row, caches, kept: left.append((row, kept)))
     rows = group.admit([adaptive(2), leaving])
     run(group, 4)
     assert group._live.flight is not None
-    group.remove(rows[1:])
+    if takes_its_last:
+        group.remove(rows[1:])
+    else:
+        deliver_to(group, 0)
     [(row, kept)] = left
     assert kept.processed_tokens == len(row.read)
     assert tuple(kept.attachment.arrays["tokens"].tolist()) == row.read
@@ -212,13 +247,14 @@ def test_a_padded_plain_window_is_one_of_its_own_token() -> None:
 
 
 def test_what_a_row_leaves_behind_takes_nothing_from_the_others() -> None:
-    """The first of two rows goes, and gives its early position back; the second keeps its own."""
+    """The first of two rows gives its early position back; the second keeps its own."""
     group, provider = group_of(ScriptedPace([Plan(0)]))
     rows = group.admit([adaptive(1), adaptive(2)])
     run(group, 4)
-    group.remove(rows[:1])
-    run(group, 1)
-    group._live.drop_flight()
+    deliver_to(group, 1)
+    assert rows[0].finish == "cancelled"
+    run(group, 2)
+    group.consume([[TEXTS[PROMPTS[2], 0.0, None].output[rows[1].steps]]])
     group.preview()  # it catches up
     [held] = provider.decoding.rows
     assert held.tokens == list(rows[1].tokens[:-1])

@@ -65,7 +65,7 @@ PACE_MUTANTS = (
         file=CHOOSE,
         old="len(surviving) + gained",
         new="1 + gained",
-        killed_by=OF_CHOICES + "test_one_good_row_makes_the_window_wide_for_all",
+        killed_by=OF_CHOICES + "test_no_other_depth_is_faster_but_by_the_margin",
         why="A round of many rows is taken to give one token beside its drafts.",
     ),
     Mutant(
@@ -130,7 +130,7 @@ PACE_MUTANTS = (
         file=ACCOUNT,
         old="self.balance = min(_MOST, max(_LEAST, self.balance + amount))",
         new="self.balance = max(_LEAST, self.balance + amount)",
-        killed_by=OF_CHOICES + "test_an_account_has_ends",
+        killed_by=OF_PACE_CHOICES + "test_what_was_gained_on_one_text_is_not_lost_on_the_next",
         why="What was gained on one text is lost on the next.",
     ),
     Mutant(
@@ -146,8 +146,8 @@ PACE_MUTANTS = (
         file=PACE,
         old=("        if not costs.account.affords(1):\n            return None\n"),
         new=("        if costs.account.affords(-1e9):\n            return None\n"),
-        killed_by=OF_PACE
-        + "test_a_drafter_that_came_to_be_bad_is_left_and_found_again_when_it_is_good",
+        killed_by=OF_PACE_CHOICES
+        + "test_a_drafter_that_nobody_has_seen_do_well_is_looked_at_now_and_then",
         why="A drafter that was bad once rests for good.",
     ),
     Mutant(
