@@ -96,6 +96,9 @@ class ScriptedPace:
         assert seen.seconds > 0
         self.seen.append(seen)
 
+    def hear(self, row: Row, asked: int, right: int) -> None:
+        raise AssertionError("no plan listens")
+
 
 DRAFTERS = ("host", "device", "hidden states", "cannot follow", "ngram")
 

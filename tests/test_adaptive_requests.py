@@ -51,7 +51,11 @@ def losing(move: Sequence[Any] = (RIGHT,) * 3, texts: Sequence[Any] = TEXTS) -> 
 
 
 def winning(move: Sequence[Any] = (RIGHT,) * 3, texts: Sequence[Any] = TEXTS) -> LoadedDrafter:
-    return where(scripted(move, texts), plain=1e6, window=1e-6)
+    loaded = where(scripted(move, texts), plain=1e6, window=1e-6)
+    for rows in (1, 2, 4):
+        for _ in range(4):  # or it would look what a plain round takes
+            loaded.costs.times.observe(rows, 0, 1, 0, 1e6)
+    return loaded
 
 
 def stream(

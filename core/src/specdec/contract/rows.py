@@ -39,6 +39,7 @@ __all__ = [
     "Proposal",
     "SupportsConsume",
     "SupportsDeviceDraft",
+    "SupportsLookup",
     "SupportsPreview",
     "SupportsRemarks",
     "SupportsStandDown",
@@ -229,6 +230,32 @@ class SupportsDeviceDraft(Protocol):
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
     ) -> DeviceProposal | None:
         """As ``draft``, but the ids stay on the device; ``None``: call ``draft`` instead."""
+
+
+@runtime_checkable
+class SupportsLookup(Protocol):
+    """Optional: drafts are looked up on the host, and asking costs the device nothing.
+
+    A drafter whose rounds do not pay is not asked any more (``docs/never-slower.md``). One with
+    this verb is listened to meanwhile: what it would have proposed is compared with the tokens
+    that came, so that it comes back as soon as it is right.
+    """
+
+    def look_up(self, pending: Sequence[int], depths: Sequence[int], /) -> Sequence[Sequence[int]]:
+        """What ``draft`` would propose now, on the host; changes nothing. Between rounds.
+
+        Args:
+            pending: B ids, as in ``draft``.
+            depths: B ints, the most each row may propose.
+
+        Returns:
+            B lists of 0..depth ids.
+
+        Raises:
+            ContractError: as ``draft``.
+            RoundOpenError: inside a round.
+            ClosedError: after ``close``.
+        """
 
 
 @runtime_checkable

@@ -24,6 +24,8 @@ __all__ = ["AdaptivePace"]
 
 _MARGIN = 0.02  # what another depth must be better by
 _TRIAL = 3  # rounds of one look
+_LISTENING = 4  # rounds for which one rests at least that is listened to
+_LISTENS = 4  # drafts of a drafter at rest that are compared with what comes
 _SILENT = 12  # rounds of one where the drafter says nothing
 _CHEAP = 1.25  # plain rounds that such a round takes at most
 _HOPE = 0.8  # the chance of a draft that a look hopes to find
@@ -54,6 +56,7 @@ class AdaptivePace:
         self._looked = 0  # its rounds so far
         self._rested = 0
         self._skipped = 0
+        self._heard = self._listened = False
         self._members: tuple[int, ...] = ()
         self._rounds = 0
 
@@ -68,7 +71,17 @@ class AdaptivePace:
             self._hold = 1
         else:
             self._choose(rows, adaptive)
-        return Plan(self._depth, self._costs.padded(len(rows), 1), self._hold)
+        return Plan(
+            self._depth,
+            self._costs.padded(len(rows), 1),
+            self._hold,
+            listens=0 if self._depth else _LISTENS,
+        )
+
+    def hear(self, row: Row, asked: int, right: int) -> None:
+        """What a drafter at rest would have proposed; see ``Pace``."""
+        self._costs.survival(row).add(asked, right)
+        self._heard = self._listened = True
 
     def padded(self, rows: int, needed: int) -> int:
         """The width to give a window; see :class:`specdec.verify.pacing.Pace`."""
@@ -135,10 +148,13 @@ class AdaptivePace:
         best = choose([*chances, *others], (0, *depths), time, kept=self._depth, margin=_MARGIN)
         self._depth, self._was_look = best.depth, False
         # Choosing takes time, too, and most of it where there are many rows.
-        self._hold = _AT_REST if not best.depth else _SPARSE if count > 4 else 1
-        close = best.depth and best.speed < _CLOSE * count / plain
-        if close and costs.times.plain_age(count, plain_width) > _STALE:
-            self._depth, self._hold = 0, _AT_REST
+        self._hold = _SPARSE if count > 4 else 1
+        if not best.depth:
+            self._hold = _LISTENING if self._listened else _AT_REST
+        # What plain rounds take is the measure of all else, and is looked at again.
+        stale = _STALE if best.speed < _CLOSE * count / plain else 4 * _STALE
+        if best.depth and costs.times.plain_age(count, plain_width) > stale:
+            self._depth, self._hold = 0, _TRIAL
             return
         look = self._look(adaptive, others, depths, best)
         if look is not None and look != best.depth:
@@ -149,7 +165,8 @@ class AdaptivePace:
         """Whether the drafter rests on: nothing was learned, and nothing can be tried."""
         members = tuple(map(id, adaptive))
         same, self._members = members == self._members, members
-        if self._depth or not same or self._costs.account.affords(_CHEAPEST):
+        heard, self._heard = self._heard, False
+        if self._depth or heard or not same or self._costs.account.affords(_CHEAPEST):
             self._skipped = 0
             return False
         self._skipped += 1

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import mlx.core as mx
 
-from specdec.contract import ContextKind, SupportsConsume, SupportsStandDown, Swap
+from specdec.contract import (
+    ContextKind,
+    SupportsConsume,
+    SupportsLookup,
+    SupportsStandDown,
+    Swap,
+)
 from specdec.drafting.checks import row_reasons
 from specdec.errors import one_line
 from specdec.verify.asking import DraftRounds
@@ -263,6 +269,24 @@ class DraftLane:
     def take_back(self, counts: Sequence[int]) -> None:
         """Rows give back the last position that they followed: B ints, 0 or 1."""
         self._backlog.shorten(counts)
+
+    def look_up(self, depth: int) -> list[tuple[Row, list[int]]]:
+        """What a drafter on the host would propose for each row now; nothing of others.
+
+        Args:
+            depth: drafts to ask for.
+        """
+        members = self._members
+        if not members.rows or not members.offers(SupportsLookup):
+            return []
+        self.catch_up()
+        rows, group = list(members.rows.values()), members.group
+        if group is None:
+            return []
+        pending = [row.pending for row in rows]
+        depths = [min(depth, row.width) for row in rows]
+        said = self._try(lambda: cast("SupportsLookup", group).look_up(pending, depths))
+        return [] if said is None else [(r, list(d)) for r, d in zip(rows, said, strict=True)]
 
     def catch_up(self, *, hold: Collection[int] = ()) -> None:
         """Let the drafter read what it has missed.

@@ -315,6 +315,8 @@ class LiveRows:
         landing.count(self.rows, kept)
         if self.failure is not None:
             raise self.failure
+        if flight.missed is not None:
+            self._tempo.listen(self.rows, self.drafting.lane)
 
     def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
         """Take checked tokens that somebody else chose, between rounds.

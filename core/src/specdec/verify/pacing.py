@@ -28,11 +28,14 @@ class Plan:
             all rows their own number.
         width: positions of a window without drafts, 1 or more.
         rounds: how many rounds it holds for, if no rows come or go.
+        listens: drafts of a drafter at rest that are compared with what comes, where it can be
+            asked at no cost; 0 does not listen.
     """
 
     depth: int | None = None
     width: int = 1
     rounds: int = 1
+    listens: int = 0
 
     @property
     def rests(self) -> bool:
@@ -87,4 +90,13 @@ class Pace(Protocol):
         Args:
             rows: those of the round, in order.
             seen: what it took and gave.
+        """
+
+    def hear(self, row: Row, asked: int, right: int) -> None:
+        """What a drafter at rest would have proposed has come, or not.
+
+        Args:
+            row: whose.
+            asked: drafts that it was asked for.
+            right: how many were the row's own tokens, from the first one on.
         """

@@ -10,12 +10,14 @@ import time
 from typing import TYPE_CHECKING
 
 from specdec.drafting.padding import measured
+from specdec.verify.listening import Listener
 from specdec.verify.pacing import AS_ASKED, Plan, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdec.verify.flight import Flight
+    from specdec.verify.lane import DraftLane
     from specdec.verify.pacing import Pace
     from specdec.verify.round import RowOutcome
     from specdec.verify.row import Row
@@ -40,6 +42,7 @@ class Tempo:
         self._next: Plan | None = None
         self._applied: Plan | None = None
         self._seconds = 0.0  # of the round's own work
+        self._listener = Listener()
         self._ended = 0.0  # when the round before was read; 0 where that says nothing
         self._rested = 0  # plain rounds that the pace was not told of
         self._rested_seconds = 0.0
@@ -74,6 +77,7 @@ class Tempo:
         """Rows have come or gone: what was planned for the others is nothing."""
         self._next, self._left, self._applied = None, 0, None
         self._ended = 0.0
+        self._listener.forget()
         self._rested, self._rested_seconds = 0, 0.0
 
     def _decide(self, rows: Sequence[Row], pace: Pace) -> Plan:
@@ -85,7 +89,9 @@ class Tempo:
         plan = self._plan = pace.plan(rows)
         self._left = plan.rounds - 1
         rests = plan.rests and all(row.request.adaptive or not row.width for row in rows)
-        if rests and not self._rests:
+        if not rests:
+            self._listener.forget()
+        elif not self._rests:
             for row in rows:
                 row.stats.pauses += row.width > 0
         self._rests = rests
@@ -96,6 +102,16 @@ class Tempo:
         return plan
 
     # Rounds.
+
+    def listen(self, rows: Sequence[Row], lane: DraftLane | None) -> None:
+        """A plain round was delivered that the drafter was not asked in.
+
+        Args:
+            rows: all rows.
+            lane: the drafter, at rest.
+        """
+        if self._plan.listens and self._rests and lane is not None and self._pace is not None:
+            self._listener.listen(rows, lane, self._plan.listens, self._pace)
 
     def start(self) -> None:
         """Work on a round begins, or goes on; heads that are measured in it are none of it."""

@@ -194,6 +194,21 @@ class NgramRows:
         self._round = _Round(tuple(self._rows), heads, [tuple(draft) for draft in drafts])
         return drafts
 
+    def look_up(self, pending: Sequence[int], depths: Sequence[int], /) -> list[list[int]]:
+        """What ``draft`` would propose; changes nothing. Between rounds.
+
+        Args:
+            pending: B ids, not yet read by the target.
+            depths: B ints, the most each row may propose.
+
+        Raises:
+            ContractError: as ``draft``.
+            RoundOpenError: inside a round.
+            ClosedError: after ``close``.
+        """
+        self._between_rounds("look_up")
+        return self._propose(pending, depths, [0] * len(pending))[1]
+
     def preview(
         self, pending: Sequence[int], depths: Sequence[int], steps: Sequence[int], /
     ) -> mx.array | None:
