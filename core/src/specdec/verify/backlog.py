@@ -12,13 +12,12 @@ import mlx.core as mx
 from attrs import define, field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 __all__ = ["MOST", "Backlog"]
 
 MOST: Final = 256
 """Positions that wait at most: hidden states take memory."""
-
 
 _PIECES: Final = 16  # small arrays that are held at a time: each takes a block of its own
 
@@ -62,8 +61,23 @@ class Backlog:
                 self._contexts = [mx.concatenate(self._contexts, axis=1)]
             mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]
 
+    def continues(self, rows: int) -> bool:
+        """Whether the next position of so many rows can stand behind what waits."""
+        return not self._tokens or (not self.ragged and len(self._kept) == rows)
+
+    def widen(self, rows: int) -> None:
+        """Rows have joined behind the others; nothing waits for them."""
+        new = rows - len(self._kept)
+        if self._tokens and new > 0:
+            assert self._count == 1, "what waits was not read before rows joined"
+            self._tokens = [mx.pad(each, [(0, new), (0, 0)]) for each in self._tokens]
+            self._contexts = [mx.pad(each, [(0, new), (0, 0), (0, 0)]) for each in self._contexts]
+            self._kept += [0] * new
+            self.ragged = True
+
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these rows, in this order."""
+        self.widen(1 + max(keep, default=-1))
         if not self._tokens or list(keep) == list(range(len(self._kept))):
             return
         if not keep:
@@ -77,16 +91,28 @@ class Backlog:
 
     def shorten(self, counts: Sequence[int]) -> None:
         """Rows give back their last position: B ints, 0 or 1."""
+        self.widen(len(counts))
         if self._tokens:
             self._kept = [max(0, kept - n) for kept, n in zip(self._kept, counts, strict=True)]
             self.ragged = 0 in self._kept
 
-    def take(self) -> tuple[mx.array, mx.array | None, list[int]]:
-        """All of it: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths."""
+    def take(self, hold: Collection[int] = ()) -> tuple[mx.array, mx.array | None, list[int]]:
+        """What waits: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths.
+
+        Args:
+            hold: rows whose last position waits on, as it may have to be given back.
+        """
         tokens = mx.concatenate(self._tokens, axis=1)
         context = mx.concatenate(self._contexts, axis=1) if self._contexts else None
-        lengths = [self._count - 1 + kept for kept in self._kept]
-        self.clear()
+        held = [kept if row in hold else 0 for row, kept in enumerate(self._kept)]
+        before = self._count - 1
+        lengths = [before + kept - on for kept, on in zip(self._kept, held, strict=True)]
+        if any(held):
+            self._tokens = [tokens[:, -1:]]
+            self._contexts = [] if context is None else [context[:, -1:]]
+            self._count, self._kept, self.ragged = 1, held, 0 in held
+        else:
+            self.clear()
         return tokens, context, lengths
 
     def clear(self) -> None:

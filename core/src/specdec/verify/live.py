@@ -172,7 +172,7 @@ class LiveRows:
         if self._rounds % 256 == 0:
             mx.clear_cache()
         self._tempo.stop()
-        self._tempo.landed(self.rows[: flight.row_count], flight, outcomes)
+        self._tempo.landed(self.rows, flight, outcomes)
         return Landing(flight, outcomes)
 
     def _may_run_ahead(self, landing: Landing) -> bool:
@@ -221,7 +221,7 @@ class LiveRows:
         if lane is not None and self._tempo.rests and (lane.can_rest or not lane.is_open):
             rests, lane = True, lane if lane.is_open else None
             # Recurrent rows cannot take back a position of a window that was padded.
-            if plan.width > 1 and not self.state.records:
+            if plan.width > 1 and not self.state.recurrent:
                 padded = partial(max, plan.width)
         elif after is not None:
             lane = None

@@ -127,11 +127,12 @@ class Tempo:
         """A round was read.
 
         Args:
-            rows: those of the window, in order.
+            rows: all rows; those that joined since the window was begun are the last ones.
             flight: the window.
             outcomes: what each takes from it.
         """
         seconds, self._seconds = self._seconds, 0.0
+        joined, rows = len(rows) > flight.row_count, rows[: flight.row_count]
         now = time.perf_counter()
         if self._ended:
             # What comes between rounds is paid once a round too, if it is not a consumer who waits.
@@ -140,8 +141,8 @@ class Tempo:
         asked = flight.proposed.depths
         for row, depth in zip(rows, asked, strict=True):
             row.stats.count_width(depth)
-        if self._pace is None or self._plan.depth is None:
-            return
+        if self._pace is None or self._plan.depth is None or joined:
+            return  # a window of fewer rows says nothing about a batch of all
         if flight.missed is not None:
             self._rested += 1
             self._rested_seconds += seconds
@@ -149,7 +150,7 @@ class Tempo:
         self._tell_of_rest(rows, self._pace)
         accepted = [
             0 if outcome is None else max(0, outcome.acceptance.accepted - outcome.forced)
-            for outcome in outcomes[: len(rows)]
+            for outcome in outcomes
         ]
         device = flight.proposed.device
         longest = max(map(len, flight.proposed.rows), default=0)
@@ -159,7 +160,8 @@ class Tempo:
             rows,
             Seen(
                 depth=self._plan.depth,
-                asked=asked,
+                # Rows that have ended meanwhile were not looked at.
+                asked=[0 if o is None else n for n, o in zip(asked, outcomes, strict=True)],
                 accepted=accepted,
                 longest=longest,
                 width=flight.width,
