@@ -50,11 +50,10 @@ class Listener:
     _heard: list[_Heard] = field(factory=list)
     _wait: int = _SELDOM
 
-    def listen(self, rows: Sequence[Row], lane: DraftLane, depth: int, pace: Pace) -> None:
+    def listen(self, lane: DraftLane, depth: int, pace: Pace) -> None:
         """After a plain round that the drafter was not asked in.
 
         Args:
-            rows: all rows.
             lane: the drafter, at rest.
             depth: drafts to ask for.
             pace: told of what was right.

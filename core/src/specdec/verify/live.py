@@ -316,7 +316,7 @@ class LiveRows:
         if self.failure is not None:
             raise self.failure
         if flight.missed is not None:
-            self._tempo.listen(self.rows, self.drafting.lane)
+            self._tempo.listen(self.drafting.lane)
 
     def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
         """Take checked tokens that somebody else chose, between rounds.
@@ -430,5 +430,10 @@ class LiveRows:
             state.rollback([0] * state.row_count)
             return
         # Its one position is the pending token, which was emitted and may as well be kept.
-        assert flight is not None
-        self.commit_plain(flight)
+        if flight is not None:
+            self.commit_plain(flight)
+            return
+        # It was being read when something interrupted that.
+        state.commit_round()
+        for row in self.rows:
+            row.processed += 1

@@ -103,15 +103,14 @@ class Tempo:
 
     # Rounds.
 
-    def listen(self, rows: Sequence[Row], lane: DraftLane | None) -> None:
+    def listen(self, lane: DraftLane | None) -> None:
         """A plain round was delivered that the drafter was not asked in.
 
         Args:
-            rows: all rows.
             lane: the drafter, at rest.
         """
         if self._plan.listens and self._rests and lane is not None and self._pace is not None:
-            self._listener.listen(rows, lane, self._plan.listens, self._pace)
+            self._listener.listen(lane, self._plan.listens, self._pace)
 
     def start(self) -> None:
         """Work on a round begins, or goes on; heads that are measured in it are none of it."""
