@@ -279,7 +279,7 @@ class DraftLane:
         members = self._members
         if not members.rows or not members.offers(SupportsLookup):
             return []
-        self.catch_up()
+        self.catch_up(settled=True)
         rows, group = list(members.rows.values()), members.group
         if group is None:
             return []
@@ -288,16 +288,34 @@ class DraftLane:
         said = self._try(lambda: cast("SupportsLookup", group).look_up(pending, depths))
         return [] if said is None else [(r, list(d)) for r, d in zip(rows, said, strict=True)]
 
-    def catch_up(self, *, hold: Collection[int] = ()) -> None:
+    def catch_up(self, *, hold: Collection[int] = (), settled: bool = False) -> None:
         """Let the drafter read what it has missed.
 
         Args:
             hold: rows that may have to give their last position back: it waits on.
+            settled: whether the rows' ``processed`` tells what the target has read.
         """
         if self._backlog:
             self._backlog.widen(1 + max(self._members.rows, default=-1))
             missed = self._backlog.take(hold)
-            self._try(lambda: self._members.follow(*missed))
+            known = self._on_host(missed[2]) if settled and missed[1] is None else None
+            if known is not None:
+                self._try(lambda: self._members.consume(known, None))
+            else:
+                self._try(lambda: self._members.follow(*missed))
+
+    def _on_host(self, lengths: Sequence[int]) -> dict[int, list[int]] | None:
+        """The ids that the members have missed, as the host knows them; ``None`` where it does not.
+
+        Reading them from the device would wait for the window that is on its way.
+        """
+        chunks = {}
+        for place, row in self._members.rows.items():
+            end = row.processed - self._backlog.waits(place)
+            chunks[place] = row.tokens[end - lengths[place] : end]
+            if end > len(row.tokens):
+                return None
+        return chunks
 
     # Rounds.
 
