@@ -28,7 +28,7 @@ class Backlog:
     """Positions of plain windows, for all rows of a verify group.
 
     Attributes:
-        ragged: whether a row has not kept the last of them: nothing may follow.
+        ragged: whether a row has kept fewer of the last window than others: nothing may follow.
     """
 
     ragged: bool = False
@@ -36,6 +36,7 @@ class Backlog:
     _contexts: list[mx.array] = field(factory=list)
     _kept: list[int] = field(factory=list)
     _count: int = 0
+    _last: int = 0  # positions of the last window
 
     def __len__(self) -> int:
         return self._count
@@ -44,18 +45,18 @@ class Backlog:
         """A plain window was committed.
 
         Args:
-            tokens: ``[B, W]`` ids, of which the first is the window's own.
+            tokens: ``[B, W]`` ids, the window's own.
             context: ``[B, W, ·]`` hidden states there, or ``None``.
-            kept: B ints, 1 where the row keeps the position, else 0.
+            kept: B ints, how many positions each row keeps; the first ones.
         """
         assert not self.ragged, "a row has not kept what it would go on behind"
-        padded = tokens.shape[1] > 1
-        self._tokens.append(tokens[:, :1] if padded else tokens)
+        self._last = last = max(kept)
+        whole = tokens.shape[1] == last
+        self._tokens.append(tokens if whole else tokens[:, :last])
         if context is not None:
-            self._contexts.append(context[:, :1] if padded else context)
-        self._count += 1
-        self._kept = list(kept)
-        self.ragged = 0 in self._kept
+            self._contexts.append(context if whole else context[:, :last])
+        self._count += last
+        self._keep(kept)
         if len(self._tokens) > _PIECES:
             self._tokens = [mx.concatenate(self._tokens, axis=1)]
             if self._contexts:
@@ -72,24 +73,36 @@ class Backlog:
         index = mx.array(list(keep), mx.int32)
         self._tokens = [mx.take(each, index, axis=0) for each in self._tokens]
         self._contexts = [mx.take(each, index, axis=0) for each in self._contexts]
-        self._kept = [self._kept[row] for row in keep]
-        self.ragged = 0 in self._kept
+        self._keep([self._kept[row] for row in keep])
+        if not any(self._kept):
+            self._drop_last()
 
-    def shorten(self, counts: Sequence[int]) -> None:
-        """Rows give back their last position: B ints, 0 or 1."""
-        if self._tokens:
-            self._kept = [max(0, kept - n) for kept, n in zip(self._kept, counts, strict=True)]
-            self.ragged = 0 in self._kept
+    def _drop_last(self) -> None:
+        """Whoever kept of the last window has left."""
+        self._count -= self._last
+        if not self._count:
+            self.clear()
+            return
+        for pieces in filter(None, (self._tokens, self._contexts)):
+            whole = mx.concatenate(pieces, axis=1)
+            pieces[:] = [whole[:, : self._count]]
+        self._last = 0
+        self.ragged = False
+
+    def _keep(self, kept: Sequence[int]) -> None:
+        self._kept = list(kept)
+        self.ragged = any(count < self._last for count in self._kept)
 
     def take(self) -> tuple[mx.array, mx.array | None, list[int]]:
         """All of it: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths."""
         tokens = mx.concatenate(self._tokens, axis=1)
         context = mx.concatenate(self._contexts, axis=1) if self._contexts else None
-        lengths = [self._count - 1 + kept for kept in self._kept]
+        lengths = [self._count - self._last + kept for kept in self._kept]
         self.clear()
         return tokens, context, lengths
 
     def clear(self) -> None:
         """Nothing waits."""
         self._tokens, self._contexts, self._kept = [], [], []
-        self._count, self.ragged = 0, False
+        self._count = self._last = 0
+        self.ragged = False

@@ -171,6 +171,8 @@ class LiveRows:
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
+        if flight.settled:
+            self._follow(flight, [1] * flight.row_count)
         self._tempo.stop()
         self._tempo.landed(self.rows[: flight.row_count], flight, outcomes)
         return Landing(flight, outcomes)
@@ -230,9 +232,11 @@ class LiveRows:
             lane = self.drafting.ready(self.rows, self.samplers)
             if plan.depth and self.state.can_roll_back:
                 padded = partial(self._tempo.padded, len(self.rows))
-        return self._verifier.launch(
+        flight = self._verifier.launch(
             self.rows, self.state, lane, after=after, rests=rests, padded=padded
         )
+        flight.plan = plan
+        return flight
 
     def _tell_room(self) -> None:
         """Tell each row how many positions its next window can keep."""
@@ -274,12 +278,21 @@ class LiveRows:
         for row in self.rows:
             row.processed += 1
         flight.settled = True
-        self._follow(flight, [1] * flight.row_count)
 
     def _follow(self, flight: Flight, kept: Sequence[int]) -> None:
-        """Let a drafter at rest know of a plain window that was committed."""
-        if flight.missed is not None and self.drafting.lane is not None:
-            self.drafting.lane.follow(flight.missed, flight.context, kept)
+        """Let a drafter at rest know of a plain window that nobody takes back any more.
+
+        Args:
+            flight: a window that was committed.
+            kept: positions of it, per row of the window.
+        """
+        tokens, context, lane = flight.missed, flight.context, self.drafting.lane
+        if tokens is None or lane is None or not any(kept):
+            return
+        if joined := len(self.rows) - flight.row_count:
+            tokens = mx.pad(tokens, [(0, joined), (0, 0)])
+            context = None if context is None else mx.pad(context, [(0, joined), (0, 0), (0, 0)])
+        lane.follow(tokens, context, [*kept, *[0] * joined])
 
     def commit(self, kept: Sequence[int], flight: Flight) -> None:
         """End a window: each row keeps its pending token and its first drafts.
@@ -292,7 +305,7 @@ class LiveRows:
         self._tempo.start()
         self.state.rollback([1 + count for count in kept])
         if flight.missed is not None:
-            self._follow(flight, [1] * flight.row_count)
+            self._follow(flight, [1 + count for count in kept])
         elif self.drafting.lane is not None:
             self.drafting.lane.commit(kept, flight.context)
         self._tempo.stop()
@@ -339,8 +352,6 @@ class LiveRows:
             return
         assert self.state is not None
         self.state.take_back([int(each) for each in early])
-        if self.drafting.lane is not None:
-            self.drafting.lane.take_back([int(each) for each in early])
         for row, each in zip(self.rows, early, strict=True):
             row.processed -= each
 
@@ -386,15 +397,8 @@ class LiveRows:
             else:
                 self.drop_flight()
         flight = self.flight
-        if flight is not None and not flight.settled:
-            # The early window holds the last token. An ended row keeps it where its cache is the
-            # caller's, for which it is the final read.
-            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
-            self.state.rollback(early)
-            for row, count in zip(self.rows, early, strict=True):
-                row.processed += count
-            flight.settled = True
-            self._follow(flight, early)
+        if flight is not None:
+            self._keep_of_ended(flight)
         lane = self.drafting.lane
         for index, row in enumerate(self.rows):
             if row.finish is not None and not row.overran:
@@ -413,10 +417,29 @@ class LiveRows:
             flight.take(still)
         self.rows = [self.rows[index] for index in keep]
 
+    def _keep_of_ended(self, flight: Flight) -> None:
+        """Keep a plain window on its way: of those that end, what their states are to hold."""
+        assert self.state is not None
+        early = [1] * len(self.rows)
+        if not flight.settled:
+            # The early window holds the last token. An ended row keeps it where its cache is the
+            # caller's, for which it is the final read.
+            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
+            self.state.rollback(early)
+            for row, count in zip(self.rows, early, strict=True):
+                row.processed += count
+            flight.settled = True
+        # The drafter reads it of the others when its samples are taken.
+        gone = [n * (row.finish is not None) for n, row in zip(early, self.rows, strict=True)]
+        self._follow(flight, gone[: flight.row_count])
+
     def end(self) -> None:
         """Let all rows go, which have ended."""
-        if self.flight is not None and not self.flight.drafted:
+        flight = self.flight
+        if flight is not None and not flight.drafted:
             self.drop_flight()
+            if flight.settled:
+                self._follow(flight, [1] * flight.row_count)
         self.retire()
 
     def drop_flight(self) -> None:

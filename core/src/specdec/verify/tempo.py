@@ -44,7 +44,9 @@ class Tempo:
         self._seconds = 0.0  # of the round's own work
         self._listener = Listener()
         self._ended = 0.0  # when the round before was read; 0 where that says nothing
-        self._rested = 0  # plain rounds that the pace was not told of
+        self._rested = 0  # plain rounds of one kind that the pace was not told of
+        self._rested_rows: Sequence[Row] = ()
+        self._rested_width = 1
         self._rested_seconds = 0.0
 
     # Plans.
@@ -85,7 +87,7 @@ class Tempo:
             self._left -= 1
             return self._plan
         begin = time.perf_counter()
-        self._tell_of_rest(rows, pace)
+        self._tell_of_rest(pace)
         plan = self._plan = pace.plan(rows)
         self._left = plan.rounds - 1
         rests = plan.rests and all(row.request.adaptive or not row.width for row in rows)
@@ -140,13 +142,13 @@ class Tempo:
         asked = flight.proposed.depths
         for row, depth in zip(rows, asked, strict=True):
             row.stats.count_width(depth)
-        if self._pace is None or self._plan.depth is None:
+        asked_for = flight.plan.depth  # the plan of the next round may be made already
+        if self._pace is None or asked_for is None:
             return
         if flight.missed is not None:
-            self._rested += 1
-            self._rested_seconds += seconds
+            self._rest(rows, flight.width, seconds, self._pace)
             return
-        self._tell_of_rest(rows, self._pace)
+        self._tell_of_rest(self._pace)
         accepted = [
             0 if outcome is None else max(0, outcome.acceptance.accepted - outcome.forced)
             for outcome in outcomes[: len(rows)]
@@ -158,7 +160,7 @@ class Tempo:
         self._pace.observe(
             rows,
             Seen(
-                depth=self._plan.depth,
+                depth=asked_for,
                 asked=asked,
                 accepted=accepted,
                 longest=longest,
@@ -167,11 +169,19 @@ class Tempo:
             ),
         )
 
-    def _tell_of_rest(self, rows: Sequence[Row], pace: Pace) -> None:
+    def _rest(self, rows: Sequence[Row], width: int, seconds: float, pace: Pace) -> None:
+        """A plain round that the drafter was not asked in; the pace is told of several at once."""
+        if width != self._rested_width or len(rows) != len(self._rested_rows):
+            self._tell_of_rest(pace)
+        self._rested_rows, self._rested_width = rows, width
+        self._rested += 1
+        self._rested_seconds += seconds
+
+    def _tell_of_rest(self, pace: Pace) -> None:
         rounds, self._rested = self._rested, 0
         if not rounds:
             return
-        nothing = [0] * len(rows)
+        rows, nothing = self._rested_rows, [0] * len(self._rested_rows)
         seconds, self._rested_seconds = self._rested_seconds, 0.0
         pace.observe(
             rows,
@@ -180,7 +190,7 @@ class Tempo:
                 asked=nothing,
                 accepted=nothing,
                 longest=0,
-                width=self._plan.width,
+                width=self._rested_width,
                 seconds=seconds / rounds,
                 rounds=rounds,
             ),
