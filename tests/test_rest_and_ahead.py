@@ -515,7 +515,7 @@ class Play:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "qwen3_5"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_whatever_comes_together_the_tokens_are_the_targets_own(
     name: str, data: st.DataObject
