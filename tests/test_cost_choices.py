@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -193,6 +194,34 @@ def test_a_machine_that_slows_down_does_so_for_all_rounds() -> None:
         times.observe(1, 3, 4, 3, 40.0)
     assert times.plain(1) == pytest.approx(20, rel=0.15)
     assert times.drafted(1, 3, as_needed) == pytest.approx(40, rel=0.05)
+
+
+def test_rounds_of_one_kind_say_nothing_about_another() -> None:
+    """However long they are noisy: what all have in common cannot be told from one kind."""
+    rng = random.Random(1)
+    times = RoundTimes(window)
+    for _ in range(20):
+        times.observe(1, 0, 1, 0, 10.0)
+        times.observe(1, 3, 4, 3, 20.0)
+    for _ in range(5000):
+        spike = 4.0 if rng.random() < 0.05 else 1.0
+        times.observe(1, 0, 1, 0, 10.0 * spike * rng.lognormvariate(0, 0.2))
+    ratio = times.drafted(1, 3, as_needed) / times.plain(1)
+    assert ratio == pytest.approx(2, rel=0.1)
+    assert times.plain(1) == pytest.approx(10, rel=0.3)
+
+
+def test_a_kind_that_is_seen_again_after_long_is_told_anew() -> None:
+    times = RoundTimes(window)
+    for _ in range(20):
+        times.observe(1, 0, 1, 0, 10.0)
+        times.observe(1, 3, 4, 3, 40.0)  # at a bad moment
+    for _ in range(300):
+        times.observe(1, 0, 1, 0, 10.0)
+    for _ in range(3):
+        times.observe(1, 3, 4, 3, 20.0)
+        times.observe(1, 0, 1, 0, 10.0)
+    assert times.drafted(1, 3, as_needed) < 32
 
 
 def test_a_single_slow_round_changes_little() -> None:

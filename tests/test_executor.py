@@ -397,6 +397,8 @@ def test_nothing_else_in_the_executor_waits_for_the_device() -> None:
         ("prefill.py", "_restored", "eval"),  # a row from the prefix cache, when it is admitted
         ("handover.py", "give_back", "eval"),
         ("external.py", "read_external", "eval"),
+        ("cuda.py", "_fault_of", "eval"),  # a kernel that is tried, once for each kind of input
+        ("cuda.py", "_distance", "item"),
         ("external.py", "_refused", "tolist"),  # tokens from outside that a constraint refuses
         ("asking.py", "preview", "tolist"),  # a preview, which somebody asked for
         ("ragged.py", "extract_row", "eval"),  # a copy of a row, between rounds

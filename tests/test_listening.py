@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
 import pytest
 from attrs import define, evolve, field
 from scripted import RIGHT, WRONG, Script, ScriptedProvider, ScriptedRows, request, target, text_of
@@ -14,6 +13,8 @@ from specdec.verify.pacing import Plan, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import mlx.core as mx
 
     from specdec import Row
 

@@ -85,7 +85,11 @@ def test_greedy_text_is_mlx_lms_alone_and_in_ragged_batches(loaded: tuple[Any, A
         assert tokens(specdec.stream_generate(model, tokenizer, text, **limit)) == expected
     accepted = 0
     for text, expected in zip(texts[:DRAFTED], alone, strict=False):
-        responses = list(specdec.stream_generate(model, tokenizer, text, drafter="ngram", **limit))
+        responses = list(
+            specdec.stream_generate(
+                model, tokenizer, text, drafter="ngram", num_draft_tokens=3, **limit
+            )
+        )
         assert tokens(responses) == expected
         stats = responses[-1].stats
         assert stats is not None

@@ -287,7 +287,13 @@ def test_an_interrupt_in_the_final_read_leaves_no_token_twice(kind: str) -> None
             raise KeyboardInterrupt
 
     responses = stream_generate(
-        model, tiny_tokenizer(), list(PROMPT), 6, prompt_cache=cache, drafter="ngram"
+        model,
+        tiny_tokenizer(),
+        list(PROMPT),
+        6,
+        prompt_cache=cache,
+        drafter="ngram",
+        num_draft_tokens=3,
     )
     only = SimpleNamespace(array=mx.array, int32=mx.int32, eval=interrupted)
     with mock.patch.object(handover, "mx", only):

@@ -81,8 +81,8 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="reopened-drafter-has-read-the-pending-token",
         file=LANE,
-        old="history = row.tokens[:-1]",
-        new="history = row.tokens",
+        old="history = row.known[:-1]",
+        new="history = row.known",
         killed_by=OF_FAULTS + "test_a_drafter_of_tokens_alone_is_opened_again_and_drafts_as_before",
         why="The pending token is read twice: with the history, and at the head of the window.",
     ),
@@ -124,8 +124,8 @@ EXECUTOR_MUTANTS = (
     Mutant(
         name="early-window-draws-with-the-step-before",
         file=VERIFIER,
-        old="[row.steps + 1 for row in rows]",
-        new="[row.steps for row in rows]",
+        old="[row.drawn + 1 for row in rows]",
+        new="[row.drawn for row in rows]",
         killed_by=OF_MEMBERSHIP
         + "test_a_seed_gives_one_text_alone_in_company_late_and_at_any_width",
         why="The token before is not counted, since it has not been read yet.",

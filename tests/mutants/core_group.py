@@ -70,20 +70,16 @@ GROUP_MUTANTS = (
     Mutant(
         name="early-window-behind-the-last-token",
         file=LIVE,
-        old="""            if budget is None or budget > 1 or row.request.cache is not None:
-                return True
-        return False
-""",
-        new="            if budget is None or budget >= 1:\n                return True\n"
-        "        return False\n",
+        old="row.budget is None or row.budget > 1 or row.request.cache is not None",
+        new="row.budget is None or row.budget >= 1",
         killed_by=OF_GAPS + "test_a_request_without_a_cache_runs_the_model_once_a_token",
         why="A forward is begun for a token that the budget does not have.",
     ),
     Mutant(
         name="early-window-without-the-new-rows",
         file=LIVE,
-        old="        if flight.row_count < len(self.rows):\n            return False\n",
-        new="",
+        old="not self.state.can_roll_back or flight.row_count < len(self.rows):",
+        new="not self.state.can_roll_back:",
         killed_by=OF_MEMBERSHIP + "test_a_plain_window_that_was_begun_early_is_used_when_rows_join",
         why="The next window is built on the samples of a window that the new rows are not in.",
     ),

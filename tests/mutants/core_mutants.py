@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from mutants.core_chain_of_drafters import DRAFTER_CHAIN_MUTANTS
 from mutants.core_chains import CHAIN_MUTANTS
+from mutants.core_costs import COST_MUTANTS
 from mutants.core_drafting import DRAFTING_MUTANTS
 from mutants.core_ends import END_MUTANTS
 from mutants.core_executor import EXECUTOR_MUTANTS
 from mutants.core_group import GROUP_MUTANTS
+from mutants.core_paces import PACE_MUTANTS
 from mutants.core_projected import PROJECTED_MUTANTS
 from mutants.core_rejection import REJECTION_MUTANTS
 from mutants.core_requests import REQUEST_MUTANTS
@@ -21,6 +23,7 @@ from mutants.core_rows import ROW_MUTANTS
 from mutants.core_sampling import SAMPLING_MUTANTS
 from mutants.core_shaping import SHAPING_MUTANTS
 from mutants.core_state import STATE_MUTANTS
+from mutants.core_tempo import TEMPO_MUTANTS
 
 __all__ = ["CORE_MUTANTS"]
 
@@ -41,4 +44,7 @@ CORE_MUTANTS = (
     *DRAFTING_MUTANTS,
     *PROJECTED_MUTANTS,
     *DRAFTER_CHAIN_MUTANTS,
+    *COST_MUTANTS,
+    *PACE_MUTANTS,
+    *TEMPO_MUTANTS,
 )

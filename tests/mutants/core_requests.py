@@ -85,8 +85,8 @@ REQUEST_MUTANTS = (
     Mutant(
         name="history-on-the-device-skips-what-came-before",
         file=ROW,
-        old="else self.tokens[done - len(before) :]",
-        new="else self.tokens[done:]",
+        old="done = held.shape[0] - len(before)",
+        new="done = held.shape[0]",
         killed_by=OF_REQUESTS
         + "test_a_rows_history_is_what_was_before_its_prompt_and_all_of_its_tokens",
         why="After the first round, a row with a history misses as many of its new tokens.",
@@ -103,8 +103,8 @@ REQUEST_MUTANTS = (
     Mutant(
         name="positions-draw-with-one-step",
         file=POSITIONAL,
-        old="row, step = self.row, self.row.steps + position",
-        new="row, step = self.row, self.row.steps",
+        old="row, step = self.row, self.row.drawn + position",
+        new="row, step = self.row, self.row.drawn",
         killed_by=OF_REQUESTS
         + "test_code_with_a_state_runs_once_a_token_with_the_tokens_of_plain_decoding",
         why="All positions of a window use the noise of its first.",
@@ -181,7 +181,7 @@ REQUEST_MUTANTS = (
     Mutant(
         name="forced-drafts-reach-who-cannot-follow",
         file=ASKING,
-        old="return place not in members.rows or isinstance(members.group, SupportsConsume)",
+        old="return place not in members.rows or members.offers(SupportsConsume)",
         new="return members.group is not None",
         killed_by=OF_ROWS + "test_a_drafter_that_cannot_follow_drafts_without_what_is_forced",
         why="A drafter without consume() is asked to take tokens, and fails.",
@@ -213,8 +213,8 @@ REQUEST_MUTANTS = (
     Mutant(
         name="drafts-behind-forced-ones-have-the-wrong-step",
         file=DRAFTS,
-        old="asked.steps.append(row.steps + (count if behind else 0))",
-        new="asked.steps.append(row.steps)",
+        old="asked.steps.append(row.drawn + (count if behind else 0))",
+        new="asked.steps.append(row.drawn)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
         why="A drafter that samples draws with the noise of an earlier position.",
     ),
@@ -237,8 +237,8 @@ REQUEST_MUTANTS = (
     Mutant(
         name="drafts-behind-forced-ones-exceed-the-budget",
         file=DRAFTS,
-        old="room = row.within_budget(row.width + count) - count",
-        new="room = row.within_budget(row.width)",
+        old="room = row.within_budget(row.asked_width + count) - count",
+        new="room = row.within_budget(row.asked_width)",
         killed_by=OF_ROWS + "test_a_drafter_drafts_behind_what_is_forced",
         why="The budget of the drafts is counted without the forced ones in front of them.",
     ),

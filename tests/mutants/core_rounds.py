@@ -112,8 +112,8 @@ ROUND_MUTANTS = (
     Mutant(
         name="kept-is-what-was-accepted",
         file=ROUND,
-        old="return min(acceptance.accepted, self.delivered[index])",
-        new="return acceptance.accepted",
+        old="return accepted if ended else min(accepted, delivered)",
+        new="return accepted",
         killed_by=OF_EXECUTOR
         + "test_a_row_that_is_not_delivered_to_its_end_ends_with_what_it_was_given",
         why="Drafts that a consumer never took stay in the cache.",
@@ -121,8 +121,8 @@ ROUND_MUTANTS = (
     Mutant(
         name="end-token-that-nobody-took-does-not-end-the-row",
         file=ROUND,
-        old="if self.delivered[index] < len(acceptance.tokens) or ends:",
-        new="if self.delivered[index] < len(acceptance.tokens):",
+        old="if self.delivered[index] < len(outcome.acceptance.tokens) or outcome.ends:",
+        new="if self.delivered[index] < len(outcome.acceptance.tokens):",
         killed_by=OF_GAPS + "test_a_row_whose_end_token_is_not_taken_ends_with_what_it_was_given",
         why="A caller that leaves between the last content token and the end is served on.",
     ),

@@ -16,7 +16,13 @@ from specdec.automatic import AUTO, load_automatic
 from specdec.chained import Found, check_members, load_chain, members_of
 from specdec.errors import ArtifactError, OptionError, UnknownKindError
 from specdec.models import download, is_hub_id
-from specdec.pairing import LoadedDrafter, check_adapters, check_number, tried
+from specdec.pairing import (
+    LoadedDrafter,
+    check_adapters,
+    check_adaptive,
+    check_number,
+    tried,
+)
 from specdec.plugins import Artifact, DeclaresNativeDraft, LoadRequest, default_registry
 from specdec.plugins.known import missing_for
 from specdec.plugins.models import find_model
@@ -34,6 +40,7 @@ __all__ = [
     "LoadedDrafter",
     "bind_target",
     "check_adapters",
+    "check_adaptive",
     "check_drafter",
     "load_draft_model",
     "load_drafter",

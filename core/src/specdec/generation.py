@@ -16,6 +16,7 @@ from specdec.drafters import (
     LoadedDrafter,
     bind_target,
     check_adapters,
+    check_adaptive,
     load_draft_model,
     load_drafter,
 )
@@ -185,6 +186,7 @@ def stream_generate(  # noqa: PLR0917  # mlx-lm's order
         raise OptionError(
             f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more, or 0 to run plain"
         )
+    check_adaptive(adaptive)
     for name, function in (
         ("sampler", sampler),
         ("prompt_progress_callback", prompt_progress_callback),

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from specdec.contract import Greedy, PrefillMode, validate_provider
 from specdec.cost import WIDTHS, AdaptivePace, Costs, CostStore, measuring_seconds
-from specdec.errors import AdapterError, OptionError
+from specdec.errors import AdapterError, OptionError, one_line
 from specdec.verify.lane import DraftLane
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdec.plugins import LoadedDraft
     from specdec.targets import Target
 
-__all__ = ["LoadedDrafter", "check_adapters", "check_number", "tried"]
+__all__ = ["LoadedDrafter", "check_adapters", "check_adaptive", "check_number", "tried"]
 
 
 class LoadedDrafter:
@@ -83,8 +83,9 @@ class LoadedDrafter:
             adaptive = self.adaptive and asked is None
         if not adaptive or asked == 0:
             return self.width(asked), False
-        most = self._most if self.adaptive or asked is not None else self.num_draft_tokens
-        return (most if asked is None else min(self.width(asked), self.most_adaptive)), True
+        if asked is None and self.adaptive:
+            return self._most, True
+        return min(self.width(asked), self.most_adaptive), True
 
     @property
     def _most(self) -> int:
@@ -152,6 +153,19 @@ def check_number(num_draft_tokens: object) -> None:
         or num_draft_tokens < 1
     ):
         raise OptionError(f"num_draft_tokens is {num_draft_tokens!r}; give 1 or more")
+
+
+def check_adaptive(adaptive: object) -> None:
+    """Check whether a number of drafts is the most that a round may have, or nobody says.
+
+    Raises:
+        OptionError: it is neither ``True`` nor ``False`` nor ``None``.
+    """
+    if adaptive is not None and not isinstance(adaptive, bool):
+        raise OptionError(
+            f"adaptive is {one_line(repr(adaptive))}; give True for as many drafts as pay, "
+            "False for a fixed number, or None"
+        )
 
 
 def check_adapters(provider: DraftProvider, kind: str, target: Target) -> None:

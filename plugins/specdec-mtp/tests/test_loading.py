@@ -126,7 +126,7 @@ def test_the_command_lists_detects_and_drafts(
     asked = ("generate", "--model", "demo-qwen3_5", "--prompt", "import numpy", "--max-tokens", "8")
     texts = []
     for drafter in ("none", "mtp", "native", str(split)):
-        extra = () if drafter == "none" else ("--drafter", drafter)
+        extra = () if drafter == "none" else ("--drafter", drafter, "--num-draft-tokens", "1")
         status, out, err = run(capsys, *asked, "--json", *extra)
         assert (status, err) == (0, "")
         found = json.loads(out)

@@ -183,7 +183,9 @@ def test_a_target_in_another_type_than_its_head_is_drafted_for() -> None:
     plain = [r.token for r in specdec.stream_generate(model, tokenizer, text, max_tokens=12)]
     with specdec.load_drafter("mtp", model, tokenizer) as drafter:
         responses = list(
-            specdec.stream_generate(model, tokenizer, text, drafter=drafter, max_tokens=12)
+            specdec.stream_generate(
+                model, tokenizer, text, drafter=drafter, num_draft_tokens=1, max_tokens=12
+            )
         )
     stats = responses[-1].stats
     assert [response.token for response in responses] == plain

@@ -9,6 +9,7 @@ from attrs.validators import optional
 
 from specdec.batch.options import Stops, from_sampler, whole_number
 from specdec.checkpoints import PrefixCache
+from specdec.drafters import check_adaptive
 from specdec.errors import OptionError, one_line
 from specdec.requests import wrapped
 from specdec.sampling import SamplingOptions
@@ -35,6 +36,10 @@ def _none_or_more(_instance: object, attribute: Attribute[Any], value: object) -
 def _token_limit(_instance: object, attribute: Attribute[int], value: object) -> None:
     if value != -1 or isinstance(value, bool):
         whole_number(attribute.name, value, least=1)
+
+
+def _adaptive(_instance: object, _attribute: Attribute[Any], value: object) -> None:
+    check_adaptive(value)
 
 
 def _prefix_cache(_instance: object, _attribute: Attribute[Any], value: object) -> None:
@@ -86,7 +91,7 @@ class Settings:
 
     tokenizer: Any = field(converter=_wrapped)
     num_draft_tokens: int | None = field(validator=optional(_none_or_more))
-    adaptive: bool | None
+    adaptive: bool | None = field(validator=_adaptive)
     max_tokens: int = field(validator=_token_limit)
     stop_tokens: Any
     sampler: Callable[[mx.array], mx.array] | None

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
-from attrs import frozen
+from attrs import evolve, frozen
 
 from specdec.cost.curve import Point
 
@@ -73,7 +73,8 @@ def measure(
         widths = [width for width in widths if width in {1, 2, 4, 8, 16}]
     left = max(0.0, seconds - (time.perf_counter() - begin))
     windows = time_windows(target, state, widths=widths, seconds=left, progress=progress)
-    return Measured(windows, plain)
+    # Plain rounds have made the rows a little longer, which differs from run to run.
+    return Measured({evolve(p, context=context): time for p, time in windows.items()}, plain)
 
 
 def rows_at(target: Target, batch: int, context: int) -> RowState:
@@ -150,16 +151,18 @@ def time_windows(
     ids = mx.random.randint(0, target.vocab_size, (rows, max(widths)), key=mx.random.key(1))
     mx.eval(ids)
     times: dict[int, list[float]] = {width: [] for width in widths}
-    end, turn = time.perf_counter() + seconds, 0
-    while turn <= _LEAST or time.perf_counter() < end:
+    begin, turn, done = time.perf_counter(), 0, 0.0
+    while done < 1:
         for place in range(len(widths)):
             width = widths[(place + turn) % len(widths)]
             spent = _window(target, state, ids[:, :width])
             if turn:
                 times[width].append(spent)
         turn += 1
+        passed = (time.perf_counter() - begin) / seconds if seconds > 0 else 1.0
+        done = min(1.0, passed, turn / (1 + _LEAST))
         if progress is not None:
-            progress(min(1.0, 1 - max(0.0, end - time.perf_counter()) / max(seconds, 1e-9)))
+            progress(done)
     return {
         Point(rows, width, context): 1000 * statistics.median(spent)
         for width, spent in times.items()

@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["CostStore", "Kept", "identity_of"]
 
 _LAYOUT = 1
+# What a file of any content may raise while it is read; nesting without end recurses.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 @define
@@ -64,14 +74,14 @@ class CostStore:
             if found["layout"] != _LAYOUT or found["identity"] != identity:
                 return Kept()
             return Kept(
-                {Point(b, w, c): _time(t) for b, w, c, t in found["windows"]},
-                {int(b): _time(t) for b, t in found["plain"]},
+                {Point(*_whole(b, w, c)): _time(t) for b, w, c, t in found["windows"]},
+                {_whole(b)[0]: _time(t) for b, t in found["plain"]},
                 {
-                    str(drafter): {Kind(b, a, w): _time(t) for b, a, w, t in rounds}
+                    str(drafter): {Kind(*_whole(b, a, w)): _time(t) for b, a, w, t in rounds}
                     for drafter, rounds in found["rounds"].items()
                 },
             )
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except _UNREADABLE:
             return Kept()
 
     def write(self, identity: str, kept: Kept) -> None:
@@ -96,9 +106,14 @@ class CostStore:
         file = self._file(identity)
         with suppress(OSError):  # nothing depends on it
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as stream:
-                json.dump(entry, stream)
-            os.replace(stream.name, file)
+            handle, path = tempfile.mkstemp(dir=file.parent)
+            try:
+                with open(handle, "w") as stream:
+                    json.dump(entry, stream)
+                os.replace(path, file)
+            except BaseException:
+                os.unlink(path)
+                raise
 
     def forget(self, identity: str) -> None:
         """Measure anew the next time."""
@@ -132,6 +147,13 @@ def _machine() -> str:
     info: Mapping[str, Any] = mx.device_info()
     name = info.get("device_name", platform.processor() or platform.machine())
     return f"{name}, {os.cpu_count()} cores, {mx.default_device()}"
+
+
+def _whole(*values: Any) -> tuple[int, ...]:
+    wrong = [value for value in values if type(value) is not int or not 0 <= value < 1 << 53]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no number of rows or positions")
+    return values
 
 
 def _time(value: Any) -> float:

@@ -23,8 +23,10 @@ __all__ = ["Kind", "RoundTimes", "bucket"]
 
 _WARM_UP: Final = 1  # the first round of a shape makes kernels and plans
 _LEAST: Final = 3  # rounds before one is believed: of the first ones the fastest counts
-_SLOWEST: Final = 0.05
+_SLOWEST: Final = 0.03
 _FOLLOWS: Final = 0.25  # of what a round is off, how much is taken for drift
+_YOUNG: Final = 8  # rounds whose mean a new kind is told by
+_LATELY: Final = 64
 _OLD: Final = 200  # rounds after which a time is doubted as much as that
 _DOUBTED: Final = 0.7
 _SPIKE: Final = 1.6  # how much one round may be off the mean and still be believed whole
@@ -56,7 +58,16 @@ class _Seen:
     count: int = 0
     age: int = 0
 
-    def add(self, time: float) -> None:
+    def add(self, time: float, *, compared: bool) -> None:
+        """A round was seen.
+
+        Args:
+            time: milliseconds, without drift.
+            compared: whether rounds of another kind were seen lately: else nobody can tell what is
+                this kind's own and what all have in common.
+        """
+        if self.age > _OLD and self.settled:
+            self.count = _LEAST  # what it was is long ago
         self.count += 1
         self.age = 0
         if self.count <= _WARM_UP:
@@ -67,7 +78,8 @@ class _Seen:
             self.time = min(time, self.time)
             return
         time = min(max(time, self.time / _SPIKE), self.time * _SPIKE)
-        self.time += (time - self.time) * max(_SLOWEST, 1 / number)
+        slow = _SLOWEST if compared else 0.0
+        self.time += (time - self.time) * (1 / number if number < _YOUNG else slow)
 
     @property
     def known(self) -> bool:
@@ -111,14 +123,16 @@ class RoundTimes:
             Whether its kind is still new.
         """
         size = bucket(rows)
+        compared = False
+        held = self._seen.setdefault(Kind(size, asked, width), _Seen())
         for seen in self._seen.values():
             seen.age += rounds
-        held = self._seen.setdefault(Kind(size, asked, width), _Seen())
+            compared |= seen is not held and seen.age < _LATELY and seen.settled
         if held.settled:
             off = time / (self.drift * held.time)
             off = min(max(off, 1 / _SPIKE), _SPIKE)
             self.drift *= off**_FOLLOWS
-        held.add(time / self.drift)
+        held.add(time / self.drift, compared=compared)
         self._beside.pop(size, None)
         if asked:
             self._note(self._silent, size, float(longest == 0), 0.0)

@@ -85,6 +85,11 @@ class RowBatch:
 
     @property
     def recurrent(self) -> bool:
+        """Whether a layer's state is all that it has of the positions before it."""
+        return next(iter(layers_of(self.caches, RecurrentRows)), None) is not None
+
+    @property
+    def records(self) -> bool:
         """Whether a layer needs to be recorded, for part of the open window to be dropped later."""
         return any(layer.recording for layer in layers_of(self.caches, RecurrentRows))
 

@@ -60,6 +60,11 @@ class NativeState:
         return False
 
     @property
+    def recurrent(self) -> bool:
+        """Never: no part of a window is dropped alone."""
+        return False
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """Committed positions per row.
 

@@ -88,6 +88,11 @@ class RaggedState:
     @property
     def records(self) -> bool:
         """Whether a forward of the open window is to be recorded (``targets/recurrent``)."""
+        return any(batch.records for batch, _ in self._batches)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether positions of a window are dropped by computing what is left of it again."""
         return any(batch.recurrent for batch, _ in self._batches)
 
     @property

@@ -34,6 +34,10 @@ class RowState(Protocol):
         """Whether a forward of the open window is to be recorded, for part of it to be dropped."""
 
     @property
+    def recurrent(self) -> bool:
+        """Whether positions of a window are dropped by computing what is left of it again."""
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """Committed positions per row."""
 

@@ -12,13 +12,12 @@ import mlx.core as mx
 from attrs import define, field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 __all__ = ["MOST", "Backlog"]
 
 MOST: Final = 256
 """Positions that wait at most: hidden states take memory."""
-
 
 _PIECES: Final = 16  # small arrays that are held at a time: each takes a block of its own
 
@@ -28,7 +27,7 @@ class Backlog:
     """Positions of plain windows, for all rows of a verify group.
 
     Attributes:
-        ragged: whether a row has kept fewer of the last window than others: nothing may follow.
+        ragged: whether a row has not kept the last of them: nothing may follow.
     """
 
     ragged: bool = False
@@ -36,7 +35,6 @@ class Backlog:
     _contexts: list[mx.array] = field(factory=list)
     _kept: list[int] = field(factory=list)
     _count: int = 0
-    _last: int = 0  # positions of the last window
 
     def __len__(self) -> int:
         return self._count
@@ -45,26 +43,41 @@ class Backlog:
         """A plain window was committed.
 
         Args:
-            tokens: ``[B, W]`` ids, the window's own.
+            tokens: ``[B, W]`` ids, of which the first is the window's own.
             context: ``[B, W, ·]`` hidden states there, or ``None``.
-            kept: B ints, how many positions each row keeps; the first ones.
+            kept: B ints, 1 where the row keeps the position, else 0.
         """
         assert not self.ragged, "a row has not kept what it would go on behind"
-        self._last = last = max(kept)
-        whole = tokens.shape[1] == last
-        self._tokens.append(tokens if whole else tokens[:, :last])
+        padded = tokens.shape[1] > 1
+        self._tokens.append(tokens[:, :1] if padded else tokens)
         if context is not None:
-            self._contexts.append(context if whole else context[:, :last])
-        self._count += last
-        self._keep(kept)
+            self._contexts.append(context[:, :1] if padded else context)
+        self._count += 1
+        self._kept = list(kept)
+        self.ragged = 0 in self._kept
         if len(self._tokens) > _PIECES:
             self._tokens = [mx.concatenate(self._tokens, axis=1)]
             if self._contexts:
                 self._contexts = [mx.concatenate(self._contexts, axis=1)]
             mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]
 
+    def continues(self, rows: int) -> bool:
+        """Whether the next position of so many rows can stand behind what waits."""
+        return not self._tokens or (not self.ragged and len(self._kept) == rows)
+
+    def widen(self, rows: int) -> None:
+        """Rows have joined behind the others; nothing waits for them."""
+        new = rows - len(self._kept)
+        if self._tokens and new > 0:
+            assert self._count == 1, "what waits was not read before rows joined"
+            self._tokens = [mx.pad(each, [(0, new), (0, 0)]) for each in self._tokens]
+            self._contexts = [mx.pad(each, [(0, new), (0, 0), (0, 0)]) for each in self._contexts]
+            self._kept += [0] * new
+            self.ragged = True
+
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these rows, in this order."""
+        self.widen(1 + max(keep, default=-1))
         if not self._tokens or list(keep) == list(range(len(self._kept))):
             return
         if not keep:
@@ -73,36 +86,36 @@ class Backlog:
         index = mx.array(list(keep), mx.int32)
         self._tokens = [mx.take(each, index, axis=0) for each in self._tokens]
         self._contexts = [mx.take(each, index, axis=0) for each in self._contexts]
-        self._keep([self._kept[row] for row in keep])
-        if not any(self._kept):
-            self._drop_last()
+        self._kept = [self._kept[row] for row in keep]
+        self.ragged = 0 in self._kept
 
-    def _drop_last(self) -> None:
-        """Whoever kept of the last window has left."""
-        self._count -= self._last
-        if not self._count:
-            self.clear()
-            return
-        for pieces in filter(None, (self._tokens, self._contexts)):
-            whole = mx.concatenate(pieces, axis=1)
-            pieces[:] = [whole[:, : self._count]]
-        self._last = 0
-        self.ragged = False
+    def shorten(self, counts: Sequence[int]) -> None:
+        """Rows give back their last position: B ints, 0 or 1."""
+        self.widen(len(counts))
+        if self._tokens:
+            self._kept = [max(0, kept - n) for kept, n in zip(self._kept, counts, strict=True)]
+            self.ragged = 0 in self._kept
 
-    def _keep(self, kept: Sequence[int]) -> None:
-        self._kept = list(kept)
-        self.ragged = any(count < self._last for count in self._kept)
+    def take(self, hold: Collection[int] = ()) -> tuple[mx.array, mx.array | None, list[int]]:
+        """What waits: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths.
 
-    def take(self) -> tuple[mx.array, mx.array | None, list[int]]:
-        """All of it: ``[B, L]`` ids, ``[B, L, ·]`` hidden states or ``None``, B lengths."""
+        Args:
+            hold: rows whose last position waits on, as it may have to be given back.
+        """
         tokens = mx.concatenate(self._tokens, axis=1)
         context = mx.concatenate(self._contexts, axis=1) if self._contexts else None
-        lengths = [self._count - self._last + kept for kept in self._kept]
-        self.clear()
+        held = [kept if row in hold else 0 for row, kept in enumerate(self._kept)]
+        before = self._count - 1
+        lengths = [before + kept - on for kept, on in zip(self._kept, held, strict=True)]
+        if any(held):
+            self._tokens = [tokens[:, -1:]]
+            self._contexts = [] if context is None else [context[:, -1:]]
+            self._count, self._kept, self.ragged = 1, held, 0 in held
+        else:
+            self.clear()
         return tokens, context, lengths
 
     def clear(self) -> None:
         """Nothing waits."""
         self._tokens, self._contexts, self._kept = [], [], []
-        self._count = self._last = 0
-        self.ragged = False
+        self._count, self.ragged = 0, False

@@ -166,6 +166,4 @@ class Flight:
             {new: draw.errors[k] for new, k in enumerate(keep) if k in draw.errors},
         )
         self.packed = self.draw.samples
-        self.missed = None if self.missed is None else self.missed[index]
-        self.context = None if self.context is None else self.context[index]
         self.proposed = Drafts([proposed.rows[k] for k in keep], [proposed.depths[k] for k in keep])

@@ -30,7 +30,7 @@ from specdec.verify.prompts import DraftPrompts
 from specdec.verify.proposals import draft_vocabulary, known_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from specdec.contract import (
         DraftProvider,
@@ -140,7 +140,7 @@ class DraftLane:
             for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True))
             if checkpoint is not None
         ]
-        self.catch_up()
+        self.catch_up(hold=range(live))
         return self._members.prepare(joining, self._build(sampling), self._refuse)
 
     def filter_rows(self, keep: Sequence[int]) -> None:
@@ -150,7 +150,7 @@ class DraftLane:
 
     def capture(self, row: int) -> RowCheckpoint | None:
         """A row's checkpoint between rounds; ``None`` for no member, or after a failure."""
-        self.catch_up()
+        self.catch_up(hold=[place for place in self._members.rows if place != row])
         return self._try(lambda: self._members.capture(row))
 
     def bring_in(self, rows: Sequence[Row], sampling: RowSamplers) -> None:
@@ -263,11 +263,18 @@ class DraftLane:
         """
         if not self.is_open:
             return
-        if self._backlog.ragged:
+        if (most := max(kept)) > 1:
+            self.catch_up()
+            states = None if context is None else context[:, :most]
+            self._try(lambda: self._members.follow(tokens[:, :most], states, kept))
+            return
+        if len(self._backlog) >= MOST or not self._backlog.continues(len(kept)):
             self.catch_up()
         self._backlog.add(tokens, context, kept)
-        if len(self._backlog) >= MOST:
-            self.catch_up()
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Rows give back the last position that they followed: B ints, 0 or 1."""
+        self._backlog.shorten(counts)
 
     def look_up(self, depth: int) -> list[tuple[Row, int, list[int]]]:
         """What a drafter on the host would propose now, for rows that want drafts; not of others.
@@ -283,10 +290,15 @@ class DraftLane:
         self.catch_up()
         return self._try(lambda: self._rounds.look_up(depth)) or []
 
-    def catch_up(self) -> None:
-        """Let the drafter read what it has missed."""
+    def catch_up(self, *, hold: Collection[int] = ()) -> None:
+        """Let the drafter read what it has missed.
+
+        Args:
+            hold: rows that may have to give their last position back: it waits on.
+        """
         if self._backlog:
-            missed = self._backlog.take()
+            self._backlog.widen(1 + max(self._members.rows, default=-1))
+            missed = self._backlog.take(hold)
             self._try(lambda: self._members.follow(*missed))
 
     # Rounds.

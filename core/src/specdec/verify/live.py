@@ -171,10 +171,8 @@ class LiveRows:
         self._rounds += 1
         if self._rounds % 256 == 0:
             mx.clear_cache()
-        if flight.settled:
-            self._follow(flight, [1] * flight.row_count)
         self._tempo.stop()
-        self._tempo.landed(self.rows[: flight.row_count], flight, outcomes)
+        self._tempo.landed(self.rows, flight, outcomes)
         return Landing(flight, outcomes)
 
     def _may_run_ahead(self, landing: Landing) -> bool:
@@ -223,7 +221,7 @@ class LiveRows:
         if lane is not None and self._tempo.rests and (lane.can_rest or not lane.is_open):
             rests, lane = True, lane if lane.is_open else None
             # Recurrent rows cannot take back a position of a window that was padded.
-            if plan.width > 1 and not self.state.records:
+            if plan.width > 1 and not self.state.recurrent:
                 padded = partial(max, plan.width)
         elif after is not None:
             lane = None
@@ -278,21 +276,12 @@ class LiveRows:
         for row in self.rows:
             row.processed += 1
         flight.settled = True
+        self._follow(flight, [1] * flight.row_count)
 
     def _follow(self, flight: Flight, kept: Sequence[int]) -> None:
-        """Let a drafter at rest know of a plain window that nobody takes back any more.
-
-        Args:
-            flight: a window that was committed.
-            kept: positions of it, per row of the window.
-        """
-        tokens, context, lane = flight.missed, flight.context, self.drafting.lane
-        if tokens is None or lane is None or not any(kept):
-            return
-        if joined := len(self.rows) - flight.row_count:
-            tokens = mx.pad(tokens, [(0, joined), (0, 0)])
-            context = None if context is None else mx.pad(context, [(0, joined), (0, 0), (0, 0)])
-        lane.follow(tokens, context, [*kept, *[0] * joined])
+        """Let a drafter at rest know of a plain window that was committed."""
+        if flight.missed is not None and self.drafting.lane is not None:
+            self.drafting.lane.follow(flight.missed, flight.context, kept)
 
     def commit(self, kept: Sequence[int], flight: Flight) -> None:
         """End a window: each row keeps its pending token and its first drafts.
@@ -352,6 +341,8 @@ class LiveRows:
             return
         assert self.state is not None
         self.state.take_back([int(each) for each in early])
+        if self.drafting.lane is not None:
+            self.drafting.lane.take_back([int(each) for each in early])
         for row, each in zip(self.rows, early, strict=True):
             row.processed -= each
 
@@ -397,8 +388,15 @@ class LiveRows:
             else:
                 self.drop_flight()
         flight = self.flight
-        if flight is not None:
-            self._keep_of_ended(flight)
+        if flight is not None and not flight.settled:
+            # The early window holds the last token. An ended row keeps it where its cache is the
+            # caller's, for which it is the final read.
+            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
+            self.state.rollback(early)
+            for row, count in zip(self.rows, early, strict=True):
+                row.processed += count
+            flight.settled = True
+            self._follow(flight, early)
         lane = self.drafting.lane
         for index, row in enumerate(self.rows):
             if row.finish is not None and not row.overran:
@@ -417,29 +415,10 @@ class LiveRows:
             flight.take(still)
         self.rows = [self.rows[index] for index in keep]
 
-    def _keep_of_ended(self, flight: Flight) -> None:
-        """Keep a plain window on its way: of those that end, what their states are to hold."""
-        assert self.state is not None
-        early = [1] * len(self.rows)
-        if not flight.settled:
-            # The early window holds the last token. An ended row keeps it where its cache is the
-            # caller's, for which it is the final read.
-            early = [int(row.finish is None or row.unread == 1) for row in self.rows]
-            self.state.rollback(early)
-            for row, count in zip(self.rows, early, strict=True):
-                row.processed += count
-            flight.settled = True
-        # The drafter reads it of the others when its samples are taken.
-        gone = [n * (row.finish is not None) for n, row in zip(early, self.rows, strict=True)]
-        self._follow(flight, gone[: flight.row_count])
-
     def end(self) -> None:
         """Let all rows go, which have ended."""
-        flight = self.flight
-        if flight is not None and not flight.drafted:
+        if self.flight is not None and not self.flight.drafted:
             self.drop_flight()
-            if flight.settled:
-                self._follow(flight, [1] * flight.row_count)
         self.retire()
 
     def drop_flight(self) -> None:
@@ -453,5 +432,10 @@ class LiveRows:
             state.rollback([0] * state.row_count)
             return
         # Its one position is the pending token, which was emitted and may as well be kept.
-        assert flight is not None
-        self.commit_plain(flight)
+        if flight is not None:
+            self.commit_plain(flight)
+            return
+        # It was being read when something interrupted that.
+        state.commit_round()
+        for row in self.rows:
+            row.processed += 1

@@ -44,8 +44,7 @@ class Tempo:
         self._seconds = 0.0  # of the round's own work
         self._listener = Listener()
         self._ended = 0.0  # when the round before was read; 0 where that says nothing
-        self._rested = 0  # plain rounds of one kind that the pace was not told of
-        self._rested_rows: Sequence[Row] = ()
+        self._rested = 0  # plain rounds of one width that the pace was not told of
         self._rested_width = 1
         self._rested_seconds = 0.0
 
@@ -87,7 +86,7 @@ class Tempo:
             self._left -= 1
             return self._plan
         begin = time.perf_counter()
-        self._tell_of_rest(pace)
+        self._tell_of_rest(rows, pace)
         plan = self._plan = pace.plan(rows)
         self._left = plan.rounds - 1
         rests = plan.rests and all(row.request.adaptive or not row.width for row in rows)
@@ -129,11 +128,12 @@ class Tempo:
         """A round was read.
 
         Args:
-            rows: those of the window, in order.
+            rows: all rows; those that joined since the window was begun are the last ones.
             flight: the window.
             outcomes: what each takes from it.
         """
         seconds, self._seconds = self._seconds, 0.0
+        joined, rows = len(rows) > flight.row_count, rows[: flight.row_count]
         now = time.perf_counter()
         if self._ended:
             # What comes between rounds is paid once a round too, if it is not a consumer who waits.
@@ -143,15 +143,19 @@ class Tempo:
         for row, depth in zip(rows, asked, strict=True):
             row.stats.count_width(depth)
         asked_for = flight.plan.depth  # the plan of the next round may be made already
-        if self._pace is None or asked_for is None:
-            return
+        if self._pace is None or asked_for is None or joined:
+            return  # a window of fewer rows says nothing about a batch of all
         if flight.missed is not None:
-            self._rest(rows, flight.width, seconds, self._pace)
+            if flight.width != self._rested_width:
+                self._tell_of_rest(rows, self._pace)
+            self._rested_width = flight.width
+            self._rested += 1
+            self._rested_seconds += seconds
             return
-        self._tell_of_rest(self._pace)
+        self._tell_of_rest(rows, self._pace)
         accepted = [
             0 if outcome is None else max(0, outcome.acceptance.accepted - outcome.forced)
-            for outcome in outcomes[: len(rows)]
+            for outcome in outcomes
         ]
         device = flight.proposed.device
         longest = max(map(len, flight.proposed.rows), default=0)
@@ -161,7 +165,8 @@ class Tempo:
             rows,
             Seen(
                 depth=asked_for,
-                asked=asked,
+                # Rows that have ended meanwhile were not looked at.
+                asked=[0 if o is None else n for n, o in zip(asked, outcomes, strict=True)],
                 accepted=accepted,
                 longest=longest,
                 width=flight.width,
@@ -169,19 +174,11 @@ class Tempo:
             ),
         )
 
-    def _rest(self, rows: Sequence[Row], width: int, seconds: float, pace: Pace) -> None:
-        """A plain round that the drafter was not asked in; the pace is told of several at once."""
-        if width != self._rested_width or len(rows) != len(self._rested_rows):
-            self._tell_of_rest(pace)
-        self._rested_rows, self._rested_width = rows, width
-        self._rested += 1
-        self._rested_seconds += seconds
-
-    def _tell_of_rest(self, pace: Pace) -> None:
+    def _tell_of_rest(self, rows: Sequence[Row], pace: Pace) -> None:
         rounds, self._rested = self._rested, 0
         if not rounds:
             return
-        rows, nothing = self._rested_rows, [0] * len(self._rested_rows)
+        nothing = [0] * len(rows)
         seconds, self._rested_seconds = self._rested_seconds, 0.0
         pace.observe(
             rows,
