@@ -322,6 +322,56 @@ NGRAM_MUTANTS = (
         why="A lookup writes the pending token into the index, which a preview must not.",
     ),
     Mutant(
+        name="ngram-looks-up-one-more",
+        file=ROWS,
+        old="return self._propose(pending, depths, [0] * len(pending))[1]",
+        new="return self._propose(pending, [each + 1 for each in depths], [0] * len(pending))[1]",
+        killed_by="look_up_is_the_next_draft",
+        why="A look-up is deeper than what is drafted.",
+    ),
+    Mutant(
+        name="ngram-looking-up-stores-the-pending-token",
+        file=ROWS,
+        old="return self._propose(pending, depths, [0] * len(pending))[1]",
+        new="""heads, drafts = self._propose(pending, depths, [0] * len(pending))
+        for row, head in zip(self._rows, heads, strict=True):
+            row.extend([head])
+        return drafts""",
+        killed_by="look_up_changes_nothing",
+        why="A look-up reads the pending token, which the draft after it reads again.",
+    ),
+    Mutant(
+        name="ngram-looks-up-for-any-number-of-rows",
+        file=ROWS,
+        old="return self._propose(pending, depths, [0] * len(pending))[1]",
+        new="""asked = zip(self._rows, pending, depths, strict=False)
+        return [row.propose(head, max(0, depth)) for row, head, depth in asked]""",
+        killed_by="look_up_refuses_wrong_lists",
+        why="A look-up takes lists of any length, and any depth.",
+    ),
+    Mutant(
+        name="ngram-looks-up-inside-a-round",
+        file=ROWS,
+        old="""        self._between_rounds("look_up")
+""",
+        new="""        if self._closed:
+            raise ClosedError("look_up")
+""",
+        killed_by="verbs_keep_their_order",
+        why="A look-up is allowed while a round is open, before what it accepted is read.",
+    ),
+    Mutant(
+        name="ngram-looks-up-after-close",
+        file=ROWS,
+        old="""        self._between_rounds("look_up")
+""",
+        new="""        if self._round is not None:
+            raise RoundOpenError("look_up")
+""",
+        killed_by="close_is_final",
+        why="A closed group answers look-ups.",
+    ),
+    Mutant(
         name="ngram-consume-reads-the-padding",
         file=ROWS,
         old="kept = [chunk[:length] for chunk, length in zip(chunks, counts, strict=True)]",

@@ -10,6 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from specdec.contract import (
     SupportsConsume,
     SupportsDeviceDraft,
+    SupportsLookup,
     SupportsPreview,
     SupportsStandDown,
 )
@@ -32,6 +33,7 @@ __all__ = ["DraftRowContract"]
 _OPTIONAL = {
     "preview": SupportsPreview,
     "draft_device": SupportsDeviceDraft,
+    "look_up": SupportsLookup,
     "consume": SupportsConsume,
     "stood_down": SupportsStandDown,
 }

@@ -14,6 +14,7 @@ from specdec.contract import (
     ContextKind,
     SupportsConsume,
     SupportsDeviceDraft,
+    SupportsLookup,
     SupportsPreview,
     SupportsRemarks,
 )
@@ -22,7 +23,7 @@ from specdec.errors import ContractError, one_line
 from specdec.verify.donors import Lending, view_for
 from specdec.verify.drafts import Asked, Drafts
 from specdec.verify.members import pick
-from specdec.verify.proposals import check_device, check_host, check_logq
+from specdec.verify.proposals import check_device, check_host, check_logq, check_lookup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,6 +184,23 @@ class DraftRounds:
         missing = max(0, 1 + self._longest - context.shape[1])
         members.commit(own, mx.pad(context, [(0, 0), (0, missing), (0, 0)]) if missing else context)
         members.consume({row: ids[: accepted[row]] for row, ids in ahead.items()}, context[:, 1:])
+
+    def look_up(self, depth: int) -> list[tuple[Row, int, list[int]]]:
+        """What the members' drafts would be, of rows that want some: see ``DraftLane.look_up``.
+
+        Args:
+            depth: drafts to ask for at most.
+
+        Raises:
+            ContractError: what was given is not one list per row.
+        """
+        group, rows = self._members.group, list(self._members.rows.values())
+        if group is None:
+            return []
+        depths = [min(depth, row.width) for row in rows]
+        said = cast("SupportsLookup", group).look_up([row.pending for row in rows], depths)
+        drafts = check_lookup(said, depths, self._target.vocab_size)
+        return [each for each in zip(rows, depths, drafts, strict=True) if each[1]]
 
     def preview(self, count: int) -> list[list[int]] | None:
         """What the members' drafts would be now; ``None`` where the drafter cannot say.

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from specdec.verify.drafts import Drafts
 from specdec.verify.draws import Draw
+from specdec.verify.pacing import AS_ASKED, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,6 +103,7 @@ class Flight:
         drafted: whether the drafter's round is open with it; it ends with the window.
         settled: whether the target's rows have already kept the window.
         missed: ``[B, W]`` ids of a plain window that a drafter at rest reads later; else ``None``.
+        plan: what the round was to be.
     """
 
     draw: Draw
@@ -113,6 +115,7 @@ class Flight:
     drafted: bool = False
     settled: bool = False
     missed: mx.array | None = None
+    plan: Plan = AS_ASKED
 
     @property
     def row_count(self) -> int:

@@ -256,11 +256,17 @@ class DraftLane:
         """A plain window was committed that the drafter was not asked for.
 
         Args:
-            tokens: ``[B, W]`` ids, of which the first is the window's own.
+            tokens: ``[B, W]`` ids of the window.
             context: ``[B, W, ·]`` hidden states there, or ``None``.
-            kept: B ints, 1 where the row keeps the position, else 0.
+            kept: B ints, how many positions each row keeps: more than one where drafts that a
+                constraint forced were accepted.
         """
         if not self.is_open:
+            return
+        if (most := max(kept)) > 1:
+            self.catch_up()
+            states = None if context is None else context[:, :most]
+            self._try(lambda: self._members.follow(tokens[:, :most], states, kept))
             return
         if len(self._backlog) >= MOST or not self._backlog.continues(len(kept)):
             self.catch_up()
@@ -270,23 +276,19 @@ class DraftLane:
         """Rows give back the last position that they followed: B ints, 0 or 1."""
         self._backlog.shorten(counts)
 
-    def look_up(self, depth: int) -> list[tuple[Row, list[int]]]:
-        """What a drafter on the host would propose for each row now; nothing of others.
+    def look_up(self, depth: int) -> list[tuple[Row, int, list[int]]]:
+        """What a drafter on the host would propose now, for rows that want drafts; not of others.
 
         Args:
-            depth: drafts to ask for.
+            depth: drafts to ask for at most.
+
+        Returns:
+            Rows, with how many drafts each was asked for, and those drafts.
         """
-        members = self._members
-        if not members.rows or not members.offers(SupportsLookup):
+        if not self._members.rows or not self._members.offers(SupportsLookup):
             return []
         self.catch_up(settled=True)
-        rows, group = list(members.rows.values()), members.group
-        if group is None:
-            return []
-        pending = [row.pending for row in rows]
-        depths = [min(depth, row.width) for row in rows]
-        said = self._try(lambda: cast("SupportsLookup", group).look_up(pending, depths))
-        return [] if said is None else [(r, list(d)) for r, d in zip(rows, said, strict=True)]
+        return self._try(lambda: self._rounds.look_up(depth)) or []
 
     def catch_up(self, *, hold: Collection[int] = (), settled: bool = False) -> None:
         """Let the drafter read what it has missed.

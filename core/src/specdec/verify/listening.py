@@ -50,10 +50,11 @@ class Listener:
     _heard: list[_Heard] = field(factory=list)
     _wait: int = _SELDOM
 
-    def listen(self, lane: DraftLane, depth: int, pace: Pace) -> None:
+    def listen(self, rows: Sequence[Row], lane: DraftLane, depth: int, pace: Pace) -> None:
         """After a plain round that the drafter was not asked in.
 
         Args:
+            rows: all rows.
             lane: the drafter, at rest.
             depth: drafts to ask for.
             pace: told of what was right.
@@ -69,11 +70,11 @@ class Listener:
             pace.hear(each.row, each.asked, judged)
         self._heard = waiting
         self._wait = min(self._wait - 1, _OFTEN) if right else self._wait - 1
-        if self._wait > 0:
-            return
+        if self._wait > 0 or any(row.finish is not None for row in rows):
+            return  # of a row that ended nothing is pending
         self._wait = _OFTEN if right or waiting else _SELDOM
-        for row, drafts in lane.look_up(depth):
-            self._heard.append(_Heard(row, len(row.tokens), depth, drafts))
+        for row, asked, drafts in lane.look_up(depth):
+            self._heard.append(_Heard(row, len(row.tokens), asked, drafts))
 
     def forget(self) -> None:
         """Rows have come or gone, or the drafter is asked again."""

@@ -230,9 +230,11 @@ class LiveRows:
             lane = self.drafting.ready(self.rows, self.samplers)
             if plan.depth and self.state.can_roll_back:
                 padded = partial(self._tempo.padded, len(self.rows))
-        return self._verifier.launch(
+        flight = self._verifier.launch(
             self.rows, self.state, lane, after=after, rests=rests, padded=padded
         )
+        flight.plan = plan
+        return flight
 
     def _tell_room(self) -> None:
         """Tell each row how many positions its next window can keep."""
@@ -292,7 +294,7 @@ class LiveRows:
         self._tempo.start()
         self.state.rollback([1 + count for count in kept])
         if flight.missed is not None:
-            self._follow(flight, [1] * flight.row_count)
+            self._follow(flight, [1 + count for count in kept])
         elif self.drafting.lane is not None:
             self.drafting.lane.commit(kept, flight.context)
         self._tempo.stop()
@@ -316,7 +318,7 @@ class LiveRows:
         if self.failure is not None:
             raise self.failure
         if flight.missed is not None:
-            self._tempo.listen(self.drafting.lane)
+            self._tempo.listen(self.rows, self.drafting.lane)
 
     def consume(self, tokens: Sequence[Sequence[int]], *, step_size: int) -> None:
         """Take checked tokens that somebody else chose, between rounds.

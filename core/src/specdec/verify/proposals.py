@@ -122,6 +122,24 @@ def check_host(proposal: object, depths: Sequence[int], vocab_size: int) -> Chec
     return [ids for ids, _ in cut], [fault for _, fault in cut]
 
 
+def check_lookup(said: object, depths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    """Cut what ``look_up`` returned to valid drafts.
+
+    Args:
+        said: what it returned.
+        depths: B ints, the most each row was asked for.
+        vocab_size: ids must be below it.
+
+    Raises:
+        ContractError: it is no list, or not of one entry per row.
+    """
+    if not isinstance(said, Sequence) or isinstance(said, str):
+        raise ContractError(f"look_up() returned {type(said).__name__}; give a list, one per row")
+    if len(said) != len(depths):
+        raise ContractError(f"look_up() returned {len(said)} lists for {len(depths)} rows")
+    return [_cut(row, depth, vocab_size)[0] for row, depth in zip(said, depths, strict=True)]
+
+
 def _cut(row: object, depth: int, vocab_size: int) -> tuple[list[int], str | None]:
     if not isinstance(row, Sequence) or isinstance(row, str):
         return [], f"draft() returned {type(row).__name__} where a list of ids was asked for"

@@ -44,7 +44,8 @@ class Tempo:
         self._seconds = 0.0  # of the round's own work
         self._listener = Listener()
         self._ended = 0.0  # when the round before was read; 0 where that says nothing
-        self._rested = 0  # plain rounds that the pace was not told of
+        self._rested = 0  # plain rounds of one width that the pace was not told of
+        self._rested_width = 1
         self._rested_seconds = 0.0
 
     # Plans.
@@ -103,14 +104,15 @@ class Tempo:
 
     # Rounds.
 
-    def listen(self, lane: DraftLane | None) -> None:
+    def listen(self, rows: Sequence[Row], lane: DraftLane | None) -> None:
         """A plain round was delivered that the drafter was not asked in.
 
         Args:
+            rows: all rows.
             lane: the drafter, at rest.
         """
         if self._plan.listens and self._rests and lane is not None and self._pace is not None:
-            self._listener.listen(lane, self._plan.listens, self._pace)
+            self._listener.listen(rows, lane, self._plan.listens, self._pace)
 
     def start(self) -> None:
         """Work on a round begins, or goes on; heads that are measured in it are none of it."""
@@ -140,9 +142,13 @@ class Tempo:
         asked = flight.proposed.depths
         for row, depth in zip(rows, asked, strict=True):
             row.stats.count_width(depth)
-        if self._pace is None or self._plan.depth is None or joined:
+        asked_for = flight.plan.depth  # the plan of the next round may be made already
+        if self._pace is None or asked_for is None or joined:
             return  # a window of fewer rows says nothing about a batch of all
         if flight.missed is not None:
+            if flight.width != self._rested_width:
+                self._tell_of_rest(rows, self._pace)
+            self._rested_width = flight.width
             self._rested += 1
             self._rested_seconds += seconds
             return
@@ -158,7 +164,7 @@ class Tempo:
         self._pace.observe(
             rows,
             Seen(
-                depth=self._plan.depth,
+                depth=asked_for,
                 # Rows that have ended meanwhile were not looked at.
                 asked=[0 if o is None else n for n, o in zip(asked, outcomes, strict=True)],
                 accepted=accepted,
@@ -181,7 +187,7 @@ class Tempo:
                 asked=nothing,
                 accepted=nothing,
                 longest=0,
-                width=self._plan.width,
+                width=self._rested_width,
                 seconds=seconds / rounds,
                 rounds=rounds,
             ),

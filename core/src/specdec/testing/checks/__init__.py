@@ -9,6 +9,7 @@ from specdec.testing.checks import (
     draws,
     identity,
     lifecycle,
+    lookup,
     losslessness,
     membership,
     optional,
@@ -32,6 +33,7 @@ _THEMES = (
     membership,
     checkpoints,
     optional,
+    lookup,
     standing_down,
     losslessness,
 )

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from specdec.contract import SupportsConsume, SupportsDeviceDraft, SupportsPreview
+from specdec.contract import (
+    SupportsConsume,
+    SupportsDeviceDraft,
+    SupportsLookup,
+    SupportsPreview,
+)
 from specdec.errors import ClosedError, NoOpenRoundError, RoundOpenError
 from specdec.sampling import SamplingOptions
 from specdec.testing.driven import DrivenRow
@@ -35,6 +40,8 @@ def between_rounds(kit: Kit, rows: DrivenGroup) -> Iterator[tuple[str, Callable[
         yield "draft_device", lambda: group.draft_device(zeros, [1] * size, zeros)
     if isinstance(group, SupportsPreview):
         yield "preview", lambda: group.preview(zeros, [1] * size, zeros)
+    if isinstance(group, SupportsLookup):
+        yield "look_up", lambda: group.look_up(zeros, [1] * size)
     if isinstance(group, SupportsConsume):
         context = kit.context([row.tokens for row in rows.rows], [(0,)] * size, 1)
         block = mx.zeros((size, 1), mx.int32)
