@@ -253,7 +253,7 @@ def test_a_drafter_that_is_often_silent_costs_what_its_rounds_take_on_average() 
 
 def test_what_was_seen_is_recalled() -> None:
     times = RoundTimes(window)
-    for _ in range(5):
+    for _ in range(12):
         times.observe(3, 2, 3, 2, 33.0)
     kept = times.as_dict()
     assert kept == {Kind(4, 2, 3): pytest.approx(33.0)}

@@ -228,7 +228,7 @@ def test_nothing_is_measured_in_no_time(measured: list[int]) -> None:
 def test_rounds_are_remembered_by_drafter(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     first = costs(store)
-    for _ in range(5):
+    for _ in range(12):
         first.times.observe(1, 3, 4, 3, 20.0)
     first.keep()
     assert costs(store).times.drafted(1, 3, lambda n: n) == pytest.approx(20)

@@ -16,9 +16,9 @@ __all__ = ["SHARE", "Account"]
 SHARE: Final = 0.009
 """Of the time, what trying may cost in the long run."""
 
-_OF_GAINS = 0.2
+_OF_GAINS = 0.3
 _MOST = 24.0  # plain rounds' worth
-_LEAST = -1.5
+_LEAST = -6.0
 
 
 @define
@@ -29,7 +29,7 @@ class Account:
         balance: what may be spent.
     """
 
-    balance: float = 5.0
+    balance: float = 8.0
 
     def passed(self, rounds: float) -> None:
         """Plain rounds' worth of time have passed."""

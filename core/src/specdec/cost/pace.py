@@ -226,5 +226,6 @@ class AdaptivePace:
             if found.speed <= best.speed:
                 return None  # not even good drafts would pay here
         expected = 1 + sum(sum(each[: found.depth]) for each in known) / count
-        price = 0.5 + _TRIAL * max(0.25, found.time / plain - expected)
+        time = costs.times.drafted(count, found.depth, lambda needed: costs.padded(count, needed))
+        price = 0.5 + _TRIAL * max(0.25, time / plain - expected)
         return found.depth if costs.account.affords(price) else None

@@ -192,13 +192,13 @@ class RoundTimes:
         return 1 << 30 if seen is None or not seen.known else seen.age
 
     def as_dict(self) -> dict[Kind, float]:
-        """What was seen, to be kept."""
-        return {kind: seen.time for kind, seen in self._seen.items() if seen.known}
+        """What was seen often enough to be kept."""
+        return {kind: s.time for kind, s in self._seen.items() if s.count > _YOUNG}
 
     def recall(self, times: Mapping[Kind, float]) -> None:
         """Begin with what was seen before, by this machine."""
         for kind, time in times.items():
-            self._seen.setdefault(kind, _Seen(time, _LEAST + 1))
+            self._seen.setdefault(kind, _Seen(time, _LEAST + 1, age=_OLD))
 
     def _asked(self, size: int, depth: int, width: int, *, hopeful: bool) -> float:
         seen = self._seen.get(Kind(size, depth, width))

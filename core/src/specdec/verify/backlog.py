@@ -55,10 +55,9 @@ class Backlog:
         self._count += 1
         self._kept = list(kept)
         self.ragged = 0 in self._kept
-        if len(self._tokens) > _PIECES:
+        if len(self._contexts) > _PIECES:
             self._tokens = [mx.concatenate(self._tokens, axis=1)]
-            if self._contexts:
-                self._contexts = [mx.concatenate(self._contexts, axis=1)]
+            self._contexts = [mx.concatenate(self._contexts, axis=1)]
             mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]
 
     def continues(self, rows: int) -> bool:
@@ -114,6 +113,10 @@ class Backlog:
         else:
             self.clear()
         return tokens, context, lengths
+
+    def waits(self, row: int) -> int:
+        """Positions of a row that wait, where at most one does."""
+        return self._kept[row] if self._tokens else 0
 
     def clear(self) -> None:
         """Nothing waits."""

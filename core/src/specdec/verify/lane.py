@@ -287,19 +287,37 @@ class DraftLane:
         """
         if not self._members.rows or not self._members.offers(SupportsLookup):
             return []
-        self.catch_up()
+        self.catch_up(settled=True)
         return self._try(lambda: self._rounds.look_up(depth)) or []
 
-    def catch_up(self, *, hold: Collection[int] = ()) -> None:
+    def catch_up(self, *, hold: Collection[int] = (), settled: bool = False) -> None:
         """Let the drafter read what it has missed.
 
         Args:
             hold: rows that may have to give their last position back: it waits on.
+            settled: whether the rows' ``processed`` tells what the target has read.
         """
         if self._backlog:
             self._backlog.widen(1 + max(self._members.rows, default=-1))
             missed = self._backlog.take(hold)
-            self._try(lambda: self._members.follow(*missed))
+            known = self._on_host(missed[2]) if settled and missed[1] is None else None
+            if known is not None:
+                self._try(lambda: self._members.consume(known, None))
+            else:
+                self._try(lambda: self._members.follow(*missed))
+
+    def _on_host(self, lengths: Sequence[int]) -> dict[int, list[int]] | None:
+        """The ids that the members have missed, as the host knows them; ``None`` where it does not.
+
+        Reading them from the device would wait for the window that is on its way.
+        """
+        chunks = {}
+        for place, row in self._members.rows.items():
+            end = row.processed - self._backlog.waits(place)
+            chunks[place] = row.tokens[end - lengths[place] : end]
+            if end > len(row.tokens):
+                return None
+        return chunks
 
     # Rounds.
 
