@@ -67,8 +67,8 @@ TEMPO_MUTANTS = (
     Mutant(
         name="window-of-fewer-rows-is-timed-for-all",
         file=TEMPO,
-        old="self._plan.depth is None or joined:",
-        new="self._plan.depth is None:",
+        old="asked_for is None or joined:",
+        new="asked_for is None:",
         killed_by=OF_MEMBERSHIP
         + "test_a_window_that_was_begun_before_a_row_joined_is_not_timed_for_both",
         why="A window of one row tells what two take.",
