@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -293,3 +294,14 @@ def test_a_plain_window_of_recurrent_rows_is_not_padded(kind: str, width: int) -
         widths += [] if flight is None else [flight.width]
     assert set(widths) == {width}
     assert row.emitted == text[:14]
+
+
+def test_beside_a_row_of_a_fixed_number_all_have_as_many() -> None:
+    """Positions beside that row's are there anyway, and nothing has to be measured for it."""
+    costs = Costs(FakeTarget(), "x", default=4, most=15, seconds=0)  # type: ignore[arg-type]
+    pace = AdaptivePace(costs)
+    rows: Any = [FakeRow(width=15), FakeRow(width=6, request=SimpleNamespace(adaptive=False))]
+    for _ in range(5):
+        assert pace.plan(rows).depth == 6
+    rows[1].width = 0  # it stood down
+    assert pace.plan(rows).depth == 0

@@ -65,6 +65,9 @@ class AdaptivePace:
         adaptive = [row for row in rows if row.width and row.request.adaptive]
         if not adaptive:
             return AS_ASKED
+        fixed = [row.width for row in rows if row.width and not row.request.adaptive]
+        if fixed:
+            return Plan(max(fixed))  # the window is as wide as that for all rows
         self._costs.prepare(len(rows))
         if self._looking > 0:
             self._looking -= 1
@@ -143,7 +146,7 @@ class AdaptivePace:
                 return plain
             return costs.times.drafted(count, depth, lambda n: costs.padded(count, n))
 
-        # Rows that are not adaptive stand in the batch, and are no reason for another width.
+        # Rows that want no drafts stand in the batch, and are no reason for another width.
         others: list[Sequence[float]] = [[]] * (count - len(adaptive))
         best = choose([*chances, *others], (0, *depths), time, kept=self._depth, margin=_MARGIN)
         self._depth, self._was_look = best.depth, False
