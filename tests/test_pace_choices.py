@@ -69,10 +69,10 @@ class Fixed:
     adaptive = False
 
 
-def test_a_row_that_drafts_for_itself_does_not_make_up_for_the_others() -> None:
+def test_a_row_that_has_drafts_does_not_make_up_for_those_that_want_none() -> None:
     """One row of eight would gain three drafts, for a window that costs all of them twice."""
     known = costs({1: 10.0, 4: 20.0, 8: 20.0, 16: 20.0}, 10.0, rows=8)
-    rows = [FakeRow(), *[FakeRow(request=Fixed()) for _ in range(7)]]
+    rows = [FakeRow(), *[FakeRow(width=0, request=Fixed()) for _ in range(7)]]
     for _ in range(50):
         known.survival(rows[0]).add(3, 3)
         known.times.observe(8, 0, 1, 0, 10.0)

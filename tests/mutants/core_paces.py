@@ -151,12 +151,12 @@ PACE_MUTANTS = (
         why="A drafter that was bad once rests for good.",
     ),
     Mutant(
-        name="fixed-rows-are-not-in-the-batch",
+        name="rows-without-drafts-are-not-in-the-batch",
         file=PACE,
         old="others: list[Sequence[float]] = [[]] * (count - len(adaptive))",
         new="others: list[Sequence[float]] = []",
         killed_by=OF_PACE_CHOICES
-        + "test_a_row_that_drafts_for_itself_does_not_make_up_for_the_others",
+        + "test_a_row_that_has_drafts_does_not_make_up_for_those_that_want_none",
         why="The time of all rows is weighed against the tokens of some.",
     ),
     Mutant(
