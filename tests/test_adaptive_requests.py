@@ -250,6 +250,11 @@ def test_requests_of_a_batch_say_for_themselves(make: Any) -> None:
     assert fixed.pauses == plain.pauses == 0
 
 
+def test_a_row_that_wants_no_drafts_reports_no_pause() -> None:
+    rested = [stats for _, stats in batch(losing(), numbers=[None, None, 0])]
+    assert [each.pauses > 0 for each in rested] == [True, True, False]
+
+
 @pytest.mark.parametrize("adaptive", [None, True, False])
 def test_a_generators_number_is_the_most_or_fixed(adaptive: bool | None) -> None:
     made = batch(losing(), num_draft_tokens=3, adaptive=adaptive)

@@ -53,7 +53,7 @@ TEMPO_MUTANTS = (
         file=TEMPO,
         old="row.stats.pauses += row.width > 0",
         new="row.stats.pauses += 1",
-        killed_by=OF_REQUESTS + "test_requests_of_a_batch_say_for_themselves",
+        killed_by=OF_REQUESTS + "test_a_row_that_wants_no_drafts_reports_no_pause",
         why="A row that wants no drafts reports pauses of the drafter.",
     ),
     Mutant(
