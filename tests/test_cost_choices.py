@@ -230,6 +230,11 @@ def test_a_single_slow_round_changes_little() -> None:
         times.observe(1, 0, 1, 0, 10.0)
     times.observe(1, 0, 1, 0, 500.0)
     assert times.plain(1) < 12.5
+    young = RoundTimes(window)
+    for _ in range(4):
+        young.observe(1, 0, 1, 0, 10.0)
+    young.observe(1, 0, 1, 0, 500.0)
+    assert young.plain(1) < 14
 
 
 def test_the_first_round_of_a_shape_is_not_believed() -> None:

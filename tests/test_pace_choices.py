@@ -211,6 +211,8 @@ def test_rounds_take_what_they_take_without_consumers_and_choices(
     assert told >= 3
     # Consumers count up to as much as the rounds' own work, choices do not.
     assert 0 < spent <= 2 * own
+    if plan.rests:
+        assert max(seen.seconds for seen in pace.seen) <= 2 * own / rounds
 
 
 def test_a_row_that_ended_before_its_window_was_read_says_nothing_about_its_drafts() -> None:
@@ -305,3 +307,17 @@ def test_beside_a_row_of_a_fixed_number_all_have_as_many() -> None:
         assert pace.plan(rows).depth == 6
     rows[1].width = 0  # it stood down
     assert pace.plan(rows).depth == 0
+
+
+def test_a_look_that_costs_more_than_there_is_is_not_taken() -> None:
+    """Drafts take ten plain rounds, as was seen; long after, hope makes less of it."""
+    known = costs({1: 10.0, 4: 20.0}, 10.0)
+    rows: Any = [FakeRow()]
+    for _ in range(9):
+        known.times.observe(1, 0, 1, 0, 10.0)
+        known.times.observe(1, 3, 4, 3, 100.0)
+    known.times.observe(1, 0, 1, 0, 10.0, rounds=3000)
+    known.account.balance = 10.0
+    assert AdaptivePace(known).plan(rows).depth == 0
+    known.account.balance = 30.0
+    assert AdaptivePace(known).plan(rows).depth > 0

@@ -138,7 +138,7 @@ PACE_MUTANTS = (
         file=PACE,
         old="return found.depth if costs.account.affords(price) else None",
         new="return found.depth",
-        killed_by=OF_PACE + "test_drafts_that_are_wrong_cost_next_to_nothing",
+        killed_by=OF_PACE_CHOICES + "test_a_look_that_costs_more_than_there_is_is_not_taken",
         why="A drafter that never pays is tried over and over.",
     ),
     Mutant(
