@@ -170,14 +170,14 @@ def test_drafts_that_are_wrong_cost_next_to_nothing(
     machine: str, chance: float, silent: float
 ) -> None:
     out = run(MACHINES[machine], lambda _: chance, silent=silent)
-    assert out.over_plain >= 0.98
+    assert out.over_plain >= 0.985
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_fixed_number_is_much_faster(machine: str, chance: float) -> None:
     out = [run(MACHINES[machine], lambda _: chance, seed=seed) for seed in range(3)]
-    assert sum(each.over_best for each in out) / 3 >= 0.90
+    assert sum(each.over_best for each in out) / 3 >= 0.92
     assert min(each.over_plain for each in out) >= 0.98
 
 

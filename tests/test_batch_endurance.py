@@ -215,11 +215,12 @@ def in_use() -> int:
 
 
 @pytest.mark.slow
-def test_a_thousand_rounds_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_thousand_rounds_lose_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("qwen3")
     start = in_use()
     loaded = load_drafter("ngram", model)
-    report = endure(model, loaded, VOCABULARY, 1000, 1, monkeypatch)
+    report = endure(model, loaded, VOCABULARY, 1000, seed, monkeypatch)
     assert report.rounds >= 1000
     assert report.requests >= REQUESTS
     assert (report.lost, report.wrong) == (0, 0), report

@@ -23,14 +23,22 @@ if TYPE_CHECKING:
 
     from mutants.suites import Result
 
-# One or two of each part; the command above runs the others.
 FAST = (
     "everything-is-accepted",
+    "drafts-behind-the-end-are-counted",
+    "drafts-are-not-clipped-to-the-depth",
     "padding-is-attended-to",
+    "top-k-comes-before-top-p",
+    "later-drafts-are-in-the-history",
     "ratio-is-inverted",
+    "floor-is-one-token-too-high",
     "end-is-always-allowed",
+    "mask-comes-before-the-processors",
     "forced-drafts-are-committed-as-drafted",
     "reports-of-the-position-before",
+    "first-tokens-keep-their-old-places",
+    "pending-stays-unread-before-outside-tokens",
+    "ring-shows-one-position-too-far-back",
     "places-in-a-batch-are-reversed",
     "rows-of-different-length-are-not-tried",
 )

@@ -58,7 +58,7 @@ class Backlog:
         if len(self._contexts) > _PIECES:
             self._tokens = [mx.concatenate(self._tokens, axis=1)]
             self._contexts = [mx.concatenate(self._contexts, axis=1)]
-            mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]
+            mx.async_eval(*self._tokens, *self._contexts)  # type: ignore[no-untyped-call]  # MLX
 
     def continues(self, rows: int) -> bool:
         """Whether the next position of so many rows can stand behind what waits."""
